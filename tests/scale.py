@@ -58,7 +58,7 @@ trained, a process holds (4 + 4 + 4 + 8) bytes per weight / GPUs: the policy, it
 all in float32, whatever `policy.dtype` is. If only adapters are trained, it holds 4 or 2 bytes per weight of the base /
 GPUs, and in addition all adapters with their gradients and moments, which are not sharded. It reads its share of the
 base in float32. Buffers are the gathered layers and their gradients, and activations are of one pass, counted in
-float32. The last row of a model with the same training and dtype is the first number of GPUs that is enough. The memory
+float32. For each model, training and dtype, the last row has the smallest number of GPUs that is enough. The memory
 that CUDA and NCCL take is not counted, so a peak near 80 GB may not fit."""
 
 

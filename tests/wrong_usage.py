@@ -201,9 +201,10 @@ def write_page(outcomes: Sequence[Outcome]) -> None:
         [
             HEADING,
             "",
-            "The real command, once for each row of `tests/wrong_usages.py`. As it should be means: the expected exit",
-            "code (1 failed, 2 wrong input, 3 refused), a message with value, place and remedy, no traceback, no",
-            "second fault beside the first, no line twice, and after exit code 2 nothing new in the home.",
+            "The real command runs once for each row of `tests/wrong_usages.py`. It is as it should be if the exit",
+            "code is the expected one (1 failed, 2 wrong input, 3 refused), if the message has value, place and",
+            "remedy, if there is no traceback, no further fault and no repeated line, and if exit code 2 leaves",
+            "nothing new in the home.",
             "",
             "| wrong | usages | exit codes | not as it should be |",
             "|---|---|---|---|",

@@ -33,8 +33,8 @@ def init(
 ) -> None:
     """Make a project that trains within two minutes: config, environment, agent, reward, scenarios, tests, deployment.
 
-    Use it when you start with a task of your own. With --reference it writes a config with every setting, its
-    description and its default instead, which runs unchanged.
+    Use it when you start with a task of your own. With --reference it writes no project but a config that has every
+    setting with its description and default, and that can be run as it is.
 
     Example: grpo init shop
     """
@@ -125,8 +125,9 @@ def ingest(
 ) -> None:
     """Read, validate and split the scenarios of a config without training, and show counts, examples and quarantine.
 
-    Use it when you want to see what a run would train on. If the file is not YAML, its kind is guessed, and five
-    scenarios, what cannot be read, and the settings for a config are shown. In a folder each file is a source.
+    Use it when you want to see what a run would train on. If the file is not YAML, the command guesses its format,
+    and shows five scenarios, the records that it cannot read, and the settings to write into a config. If you name a
+    folder, each file in it is a source.
 
     Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
 

@@ -30,7 +30,7 @@ def promote(
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Promote a version: the alias champion moves to it, and the alias previous to the version that it replaces.
+    """Promote a version: the alias `champion` moves to it, and `previous` moves to the version that it replaces.
 
     Use it when you have read the report of a candidate and want to put it into service. If the version did not pass its
     gates, was compared with another champion, or was champion before, it is refused, and the exit code is 3.
@@ -72,9 +72,9 @@ def admit(
 ) -> None:
     """Sign a version that this home does not trust, because another home or MLflow's own client wrote or changed it.
 
-    Use it when a command refuses a version because it is not signed here, and you trust its author. Its files are
-    verified, and its weights and the code that it imports are shown first. Its verdict is then `admitted`, so that
-    grpo promote needs --force.
+    Use it when a command refuses a version because it is not signed here, and you trust its author. The command
+    verifies the files, prints where the weights are and which code the version imports, and asks before it signs. The
+    verdict of the version becomes `admitted`, so that grpo promote needs --force.
 
     Example: grpo admit models:/support-desk/3 --reason "trained by the other team"
     """

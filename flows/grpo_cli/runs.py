@@ -114,7 +114,7 @@ def show(
     """Show the episodes of a run: their numbers, or with --conversations the conversations as plain text.
 
     Use it when you want to read the conversations behind a number of the report. For each scenario, the held-out
-    episodes before and after the training are printed one below the other, also if only one of them matches.
+    episodes before and after the training are printed one below the other, also if only one matches the options.
 
     Example: grpo show quickstart --conversations --outcome failure --policy after
     """

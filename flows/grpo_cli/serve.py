@@ -43,8 +43,8 @@ def serve(
     Use it when users or your own program should talk to a trained model. The settings are in a YAML file, and --set
     changes single ones. Requests need a key: grpo keys create NAME --scope chat. When another version is promoted, it
     is loaded while the old one still answers, and then gets the new conversations. When SIGTERM arrives, running turns
-    may end first. If several servers write to one log, they share conversations and limits in the PostgreSQL database
-    that GRPO_SERVE_DATABASE names.
+    may end first. If GRPO_SERVE_DATABASE names a PostgreSQL database, all servers of one log share conversations and
+    limits in it.
 
     Example: grpo serve models:/support-desk@champion --set service.consent=training --set service.licence=own
 

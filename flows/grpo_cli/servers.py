@@ -122,8 +122,8 @@ def ui() -> None:
 def env() -> None:
     """Print addresses and logins of this home's Prefect and MLflow servers as shell exports, for their own clients.
 
-    Use it in a shell when you call `prefect` or `mlflow` yourself: eval "$(grpo env)". The servers must run, because
-    `grpo up`, `grpo ui` or a run of this home started them.
+    Use it in a shell when you call `prefect` or `mlflow` yourself: eval "$(grpo env)". The servers must be running,
+    started by `grpo up`, `grpo ui` or a run of this home.
 
     Example: grpo env
     """
@@ -194,9 +194,9 @@ def migrate(
 ) -> None:
     """Create the databases of Prefect and MLflow, or migrate them to the installed versions.
 
-    Use it when another version of this package or of its servers was installed. If others can read files of the home,
-    these become private, and records in its store that an earlier version wrote are signed. With --moved only the
-    records of a home that was moved, renamed or copied are changed, and nothing in the old place.
+    Use it when another version of this package or of its servers was installed. The command also makes files of the
+    home private that others can read, and signs records in the home's store that an earlier version wrote. With --moved
+    it changes only the records of a home that was moved, renamed or copied, and nothing in the old place.
 
     Example: grpo migrate --dry-run
 

@@ -66,7 +66,7 @@ def move(
 @store.command()
 @with_exit_codes
 def sign(address: Annotated[str, typer.Argument(metavar="STORE", help="Store that the configs name.")]) -> None:
-    """Sign the results and records that an earlier version wrote into a store, if their digests hold.
+    """Sign the results and records that an earlier version wrote into a store, if their digests match.
 
     Use it when a command refuses documents that an earlier version wrote. Whoever could write to the store could have
     written them, so sign it only if you trust its writers. `grpo migrate` does so for the store of this home.

@@ -56,7 +56,7 @@ from grpo.scenarios.readers.json_file import document_items
 from grpo.scenarios.readers.logged_requests import is_exchange
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.places import parsed, value_at
-from grpo.scenarios.readers.record_file import column_of_chats, read_objects
+from grpo.scenarios.readers.record_file import column_of_chats, has_lines, read_objects
 from grpo.scenarios.readers.source_files import TABLES, data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
 from grpo.storage.files import files_below
@@ -85,6 +85,7 @@ _OUTPUTS = ("output", "outputs", "attributes.llm.output_messages", "response.out
 _RECORD_LISTS = ("records", "rows", "items", "examples", "samples", "results", "data", "conversations", "simulations")
 _WRAPPERS = ("fields", "item", "data", "doc", "example")
 """Objects that hold the input of a record and what belongs to it, as Argilla, OpenAI's evals and Label Studio have."""
+_SPEAKERS = {"role", "speaker"}
 _CHATS_AND_QUESTIONS = ("messages", "chat", "conversation", "dialogue", *QUESTIONS)
 
 
@@ -297,7 +298,8 @@ def _place_of_records(path: Path) -> str | None:
 
     It is the only list of objects, or the only one with messages of several chats, or the only one with a usual name.
     """
-    first = next(read_objects(path, chats=True), None) if _format(path) == "json" else None
+    is_document = _format(path) == "json" and not has_lines(path)
+    first = next(read_objects(path, chats=True), None) if is_document else None
     if first is None or first.data is None or any(kind not in PAGES for kind, _ in chat_kinds(list(first.data))):
         return None
     document = read_document(path)
@@ -318,6 +320,8 @@ def _place_of_records(path: Path) -> str | None:
 def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
     """Names of the input, the output and the expected output of the first record, at its top or in an object."""
     record = next(iter(_first_records(path)), {})
+    if _SPEAKERS & {*record}:  # a message of one speaker is not a question
+        return
     for prefix in ("", *(f"{name}." for name in _WRAPPERS if isinstance(record.get(name), dict))):
         known = (_INPUTS, _OUTPUTS) if not prefix else (_CHATS_AND_QUESTIONS, ANSWERS)
         inputs, outputs = ([name for name in names if _is_there(record, f"{prefix}{name}")] for names in known)

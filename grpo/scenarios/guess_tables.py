@@ -64,7 +64,7 @@ def chat_kinds(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "mlflow", {}
     if "op_name" in names:
         yield "weave", {}
-    if any(name == "attributes" or name.startswith("attributes.") for name in names):
+    if any(name in ("attributes", "resourceSpans") or name.startswith("attributes.") for name in names):
         yield "openinference", {}
     if {"traces", "observations", "trace_id", "traceId", "sessionId", "session_id"} & {*names}:
         yield "langfuse", {}

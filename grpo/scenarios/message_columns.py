@@ -43,6 +43,9 @@ _HIDDEN = (
     *(f"{a}{b}" for a in ("internal", "private") for b in ("note", "comment")),
 )
 """Values of a column that mark what the user does not see."""
+_SIDECHAIN = "isSidechain"
+_OF_CLAUDE_CODE = (_SIDECHAIN, "isCompactSummary", "isApiErrorMessage")
+"""Columns that mark conversations with agents of its own, summaries of earlier turns, and errors of the API."""
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _VERDICTS = {"accept", "reject", "ignore"}
 """Values of Prodigy's `answer`, which is not a reply."""
@@ -196,11 +199,16 @@ def find_hidden(rows: Sequence[Row], group: str | None) -> dict[str, list[str]]:
     of Claude Code with agents of its own.
 
     A conversation has both, those that the user sees and those that are hidden. A column that tells whole conversations
-    apart, such as private and business customers, hides nothing.
+    apart, such as private and business customers, hides nothing. Claude Code writes each of its columns, also if the
+    first rows are all seen.
     """
+    if sidechain := next((place for row in rows for place in row if place.rpartition(".")[2] == _SIDECHAIN), None):
+        is_own = all(_cell(row.get(sidechain)) in ("true", "") for row in rows)
+        prefix = sidechain.removesuffix(_SIDECHAIN)
+        return {f"{prefix}{name}": ["true"] for name in _OF_CLAUDE_CODE[1 if is_own else 0 :]}
     for place in dict.fromkeys(place for row in rows for place in row):
         name = folded(place.rpartition(".")[2]).removeprefix("is")
-        if name in ("private", "internal", "public", "sidechain"):
+        if name in ("private", "internal", "public", "hidden", "deleted"):
             hidden, known = {*(_FALSE if name == "public" else _TRUE)}, {*_TRUE, *_FALSE, ""}
         elif name in ("type", "messagetype", "visibility", "kind"):
             hidden, known = {*_HIDDEN}, None

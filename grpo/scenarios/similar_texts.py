@@ -23,8 +23,10 @@ COLUMNS = [("text", pa.uint64()), ("bands", pa.binary(4 * BANDS)), ("shingles", 
 """Columns of a table of texts: the digest of the shingles, the keys of the bands, and the shingles."""
 _MOST_PAIRS = 2**24
 """Pairs that are checked for a shared key at once, one byte each."""
-_MOST_COMPARED = 2**19
-"""Pairs with bits that are compared at once, about 100 bytes each."""
+_MOST_BITS = 2**27
+"""Bits of texts or of pairs that are compared at once, 16 MiB."""
+_SIZES = (256, 4096)
+"""Bits of a text's set. The small one excludes most pairs of short texts, and the large one those of long texts."""
 _ROUNDING = 1e-9
 
 
@@ -118,12 +120,16 @@ _NO_PAIRS: _Pairs = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, n
 def _blocks(left: TextSet, right: TextSet, threshold: float) -> Iterator[_Pairs]:
     if not len(left) or not len(right):
         return
+    bits = [(_bits(left, size), _bits(right, size)) for size in _SIZES]
     size = max(1, _MOST_PAIRS // len(right))
     for start in range(0, len(left), size):
         stop = min(len(left), start + size)
         right_places, left_places = np.nonzero(_alike(left.bands[start:stop], right.bands).T)
-        possible = _possible(left, right, left_places + start, right_places, threshold)
-        yield _compared(left, right, left_places[possible] + start, right_places[possible], threshold)
+        pairs = left_places + start, right_places
+        for bits_left, bits_right in bits:
+            possible = _possible(left, right, bits_left, bits_right, *pairs, threshold)
+            pairs = pairs[0][possible], pairs[1][possible]
+        yield _compared(left, right, *pairs, threshold)
 
 
 def _alike(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.bool_]:  # [left, right]
@@ -140,28 +146,41 @@ def _alike(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.bo
 
 
 def _possible(
-    left: TextSet, right: TextSet, lefts: NDArray[np.int64], rights: NDArray[np.int64], threshold: float
+    left: TextSet,
+    right: TextSet,
+    bits_left: NDArray[np.uint64],
+    bits_right: NDArray[np.uint64],
+    lefts: NDArray[np.int64],
+    rights: NDArray[np.int64],
+    threshold: float,
 ) -> NDArray[np.bool_]:  # [pairs]
     """True for pairs that the bits of their shingles do not exclude.
 
     Each bit in which two texts differ comes from a shingle that one of them lacks. If the texts have sizes a and b and
     differ in d bits, their similarity is at most (a + b - d) / (a + b + d).
     """
-    bits_left, bits_right = _bits(left), _bits(right)
     possible = np.empty(len(lefts), np.bool_)
-    for start in range(0, len(lefts), _MOST_COMPARED):
-        these, those = lefts[start : start + _MOST_COMPARED], rights[start : start + _MOST_COMPARED]
+    sizes_left, sizes_right = np.diff(left.starts), np.diff(right.starts)
+    pairs = max(1, _MOST_BITS // (64 * bits_left.shape[1]))
+    for start in range(0, len(lefts), pairs):
+        these, those = lefts[start : start + pairs], rights[start : start + pairs]
         differing = np.bitwise_count(bits_left[these] ^ bits_right[those]).sum(axis=1, dtype=np.int64)
-        sizes = np.diff(left.starts)[these] + np.diff(right.starts)[those]
+        sizes = sizes_left[these] + sizes_right[those]
         possible[start : start + len(these)] = (sizes - differing) >= (threshold - _ROUNDING) * (sizes + differing)
     return possible
 
 
-def _bits(texts: TextSet) -> NDArray[np.uint64]:  # [texts, 4]
-    """For each text the last eight bits of all its shingles, as a set of 256."""
-    bits = np.zeros((len(texts), 256), np.bool_)
-    bits[np.repeat(np.arange(len(texts)), np.diff(texts.starts)), texts.shingles & 255] = True
-    return np.packbits(bits, axis=1).view(np.uint64)
+def _bits(texts: TextSet, size: int) -> NDArray[np.uint64]:  # [texts, size / 64]
+    """For each text the last bits of all its shingles, as a set of `size` numbers."""
+    packed = np.empty((len(texts), size // 64), np.uint64)
+    rows = max(1, _MOST_BITS // (8 * size))  # they are bytes before they are packed
+    for start in range(0, len(texts), rows):
+        bounds = texts.starts[start : start + rows + 1]
+        bits = np.zeros((len(bounds) - 1, size), np.bool_)
+        owners = np.repeat(np.arange(len(bits)), np.diff(bounds))
+        bits[owners, texts.shingles[bounds[0] : bounds[-1]] & (size - 1)] = True
+        packed[start : start + len(bits)] = np.packbits(bits, axis=1).view(np.uint64)
+    return packed
 
 
 def _compared(

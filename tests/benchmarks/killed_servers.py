@@ -345,11 +345,11 @@ def section(turns: int, kills: int) -> str:
         "servers have not loaded the one before. In the second part one of the servers is killed (SIGKILL) at random "
         f"moments at which it has conversations, {LIVES_S[0]:g} to {LIVES_S[1]:g} s after both were ready, and is then "
         "started again. Each turn is recomputed under the version that its span names, and all its tokens count as "
-        f"wrong if a log-probability differs by more than {TOLERANCE:g}. Under the next version {noticed} of "
-        f"{len(sample)} turns differ by more than that. The pause of a swap is the longest time in which turns were in "
-        "progress and none ended, until the next swap begins. It therefore includes the time that a turn takes, and in "
-        f"the second part also the kills. The machine had other work as well, with a load average of "
-        f"{os.getloadavg()[2]:.0f} at the end ({machine})."
+        f"wrong if a log-probability differs by more than {TOLERANCE:g}. The check can tell versions apart: "
+        f"recomputed under the next version, {noticed} of {len(sample)} turns differ by more than that. The pause of a "
+        "swap is the longest time until the next swap in which turns were in progress and none of them ended. It "
+        "therefore includes the time that a turn takes, and in the second part also the kills. The machine had other "
+        f"work as well, with a load average of {os.getloadavg()[2]:.0f} at the end ({machine})."
     )
     tables = (
         Table(head=head, rows=(first, second)).markdown(),

@@ -71,18 +71,19 @@ def write_page(played: Played) -> None:
     text = f"""\
 Written by `make chaos` (`tests/chaos`). A stack on loopback: PostgreSQL, Prefect's server, MLflow, an S3 server, and
 two machines, each with a home and a disk: `cpu` drives the run, `gpu` gets one of its stages. A worker that has ended
-is started again after 3 s, as Kubernetes or systemd do. A fault begins when the machine that it hits asks the store for
-the result of the stage `ingest`, `rollout`, `train` or `register`; stages before that one are cache hits. The number is
-the time from the end of the fault to the end of the run, at most {BAR_S:.0f} s. Then the run is Completed with the
-policy of the undisturbed run, one version and one promotion, and neither staged files, unfinished uploads, open stages,
-processes nor slots are left. "Failed, notified" is a run that failed with one sentence, of which the webhook was sent
-a text; the next run of its config was Completed. A cell that misses this says by what. With * several faults hit one
-run, at one moment after the other, and the time contains the later faults. After a fault that ends the stage, the next
-one of the same moment begins when the stage is asked for again, otherwise it begins at once. CI plays a dozen of the
-cells in one run (`tests/e2e/test_chaos.py`), in which a fault ends after 10 s. A run is lost here after
-{SILENCE_S} s without a heartbeat, in operation after 120 s: add 50 s where a process is stopped or a machine is lost.
+is started again after 3 s, as Kubernetes or systemd do. A fault begins when the machine that it hits asks the store
+for the result of the stage `ingest`, `rollout`, `train` or `register`; stages before that one are cache hits. The
+number is the time from the end of the fault to the end of the run. A cell meets the bar if this time is at most
+{BAR_S:.0f} s, and no staged files, unfinished uploads, open stages, processes or slots are left. The run is then
+either Completed, with the policy of the undisturbed run, one version and one promotion, or "Failed, notified": it
+failed with an error of one sentence, the webhook got a text about it, and the next run of the same config was
+Completed. A cell that misses the bar says what was wrong. A time with * is from a run that several faults hit, one
+after another, and includes the later faults. If two faults of a run are at the same moment, the second begins at once
+or, if the first ends the stage, when the stage is asked for again. CI plays a dozen of the cells in one run
+(`tests/e2e/test_chaos.py`), in which a fault ends after 10 s. A run counts as lost here after {SILENCE_S} s without a
+heartbeat, but in operation after 120 s: add 50 s where a process is stopped or a machine is lost.
 
-{len(cells)} of {len(all_cells())} cells were played in {runs} runs, {missed} of them miss the bar; undisturbed, the
+{len(cells)} of {len(all_cells())} cells were played in {runs} runs, and {missed} of them miss the bar. Undisturbed, the
 run took {undisturbed.seconds[UNDISTURBED]:.0f} s."""
     table = Table(head=("fault", *MOMENTS), rows=rows).markdown()
     commits = ", ".join(sorted({outcome.commit for outcome in cells.values()}))

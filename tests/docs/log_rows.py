@@ -282,8 +282,8 @@ GUESSES = (
     GuessRow(
         guess="leaves rows out (`without`)",
         condition=(
-            "a conversation has rows that a column marks as notes, as not public, or as `isSidechain` (Claude Code), "
-            "and others"
+            "a conversation has rows that a column marks as notes, as not public, as hidden or as deleted, and others; "
+            "or if the table has a column `isSidechain`, then also by the other marks of Claude Code"
         ),
         rows=ROWS["Crisp"],
         settings={"messages.without": {"type": ["note"]}},

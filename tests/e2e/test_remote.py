@@ -47,7 +47,10 @@ class Machine:
     worker: subprocess.Popen[bytes]
 
     def flow_run_process(self) -> psutil.Process | None:
-        """The process of a flow run that is going on here, if there is one."""
+        """The process of a flow run that is going on here, if there is one. The worker must be running."""
+        assert self.worker.poll() is None, (
+            f"the worker has ended: {(self.home.parent / 'worker.log').read_text()[-2000:]}"
+        )
         own = set(family(psutil.Process(self.worker.pid)))
         return next((process for group in flow_run_processes().values() for process in group if process in own), None)
 

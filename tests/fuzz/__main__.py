@@ -25,13 +25,13 @@ PATIENCE_S = 1800
 PAGE = INTERNALS / "reliability.md"
 TITLE, SECTION = "# Reliability", "## Fuzzing of sources"
 TEXT = """\
-Written by `make fuzz` (`tests/fuzz`), seed {seed}. A record, a file, or a companion file (schemas, answers, policies,
-databases) is mutated, and the source is ingested: values of other types, missing and repeated fields, depth, NaN and
-infinities, numbers of 5,000 digits, half surrogate pairs, cells of 200,000 characters, bytes changed, inserted, cut
-out, files without their end. `(published)` is the data set as it was published, cut to its first records. Refused is a
-source that is damaged as a whole: one line with place and remedy. A crash is any other exception or a process that
-died, a hang a source that took over a minute, wrong a count that does not add up, a record without a reason, or a sound
-record that its neighbour's damage cost.
+Written by `make fuzz` (`tests/fuzz`), seed {seed}. The fuzzer mutates a record, a file, or a companion file (schemas,
+answers, policies, databases) and ingests the source. Mutations are values of other types, missing and repeated fields,
+depth, NaN and infinities, numbers of 5,000 digits, half surrogate pairs, cells of 200,000 characters, bytes that are
+changed, inserted or cut out, and files without their end. Rows with `(published)`, if any, use the first records of the
+published data set. A source that is damaged as a whole is refused in one line with place and remedy. Any other
+exception, or a process that died, is a crash. A source that takes over a minute is a hang. A count is wrong if the
+counts do not add up, if a rejected record has no reason, or if a sound record is lost because its neighbour is damaged.
 
 {records:,} records in {sources:,} mutated sources: **{crashes} crashes, {hangs} hangs, {wrong} wrong counts**."""
 

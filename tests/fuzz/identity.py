@@ -195,11 +195,12 @@ def main() -> None:
 TEMPERATURE = 2.0
 """At 1.0 the tiny model says the same few words to most users, which no server can tell apart."""
 TEXT = """\
-Written by `make fuzz` (`tests/fuzz/identity.py`), seed {seed}. {users:,} users of OpenAI's client under one key,
-without ids or names, say the same few words to the tiny model at temperature {temperature:g}, interleaved: they go on,
-ask again, change their question or the model's reply, trim white space, and return results of calls. Right is a turn
-whose parent in the log is the turn that the user went on from, or none for a first turn; missed is one that
-begins another conversation, because two turns had the same messages; wrong has any other parent.
+Written by `make fuzz` (`tests/fuzz/identity.py`), seed {seed}. {users:,} users of OpenAI's client under one key, who
+send neither ids nor names, say the same few words to the tiny model at temperature {temperature:g}. Their requests
+alternate at random. They go on, ask again, change their question or the model's reply, trim white space, and return
+results of calls. A turn is right if its parent in the log is the turn that the user went on from, or if it has no
+parent, and is a first turn or follows a changed reply. It is missed if the server began another conversation, because
+two turns had the same messages. It is wrong if it has any other parent.
 
 **{share:.2%} right.** Log-probabilities of {check.turns:,} of these turns, {check.tokens:,} sampled tokens, computed
 again with the weights that they claim (`grpo verify-log`), differ by at most {check.difference:.1e} nats."""

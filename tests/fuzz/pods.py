@@ -352,15 +352,18 @@ def main() -> None:
 
 
 HEAD = (
-    *("servers", "turns", "kills", "404", "second conversation", "other tokens", "chats on two versions"),
-    *("joined from the log", "in the log, never given", "requests sent again", "swap on all servers", "time"),
+    *("servers", "turns", "kills", "404", "joined wrongly", "other tokens than logged", "chats on two versions"),
+    *("whole in the log", "logged, not received", "requests sent again", "swap on all servers", "time"),
 )
 SECTION = """\
 Written by `python -m tests.fuzz.pods` (`tests/fuzz/pods.py`). Chats of ten turns go through haproxy, which sends each
-request to the next server, half with the id of their conversation and half without any id, half as streams. In the
-first half of the turns a server is killed (SIGKILL) every four seconds and started again two seconds later; in the
-second half another version is promoted (servers look each second). The model repeats a checksum of the tokens that it
-has read, which is compared with the tokens in the log."""
+request to the next server. Half of the chats send the id of their conversation and half send no id. Half of each are
+streamed. In the first half of the turns a server is killed (SIGKILL) every four seconds and started again two seconds
+later. In the second half another version is promoted, for which the servers look every second. The model replies with a
+checksum of the tokens that it has read, and the test compares this checksum with the tokens in the log.
+
+A turn is joined wrongly if the log has it in another conversation or after another turn. It is logged but not received
+if its server was killed between the log and the answer."""
 
 
 if __name__ == "__main__":

@@ -308,15 +308,17 @@ def main() -> None:
 
 
 TEXT = """\
-Written by `make fuzz` (`tests/fuzz/serving.py`), seed {seed}. Valid requests are changed in their nodes or in their
-bytes and sent to a real server of the tiny model, several at once; so are paths, and the frames of WebSockets, of which
-some clients leave in the midst of a reply. Answered are requests that the change left valid. A fault is a status of 500
-or above other than 503 with the time to wait, an error without OpenAI's shape, a connection that is closed for a reason
-of the server's, or a turn that is still counted at the end; a hang took over a minute. The budget of refused requests
-(`refused_bytes`) is out of reach here, because it would refuse most of them unread.
+Written by `make fuzz` (`tests/fuzz/serving.py`), seed {seed}. The fuzzer changes values or bytes of valid
+requests, of paths and of the frames of WebSockets, and sends them to a real server of the tiny model, several at once.
+Some clients of WebSockets leave in the middle of a reply. The column "answered" counts requests that were still valid
+after the change. A fault is a status of 500 or above (except 503 with the time to wait), an error without OpenAI's
+shape, a connection that is closed because of an error of the server, or a turn that is still in progress at the end. A
+hang is a request that takes over a minute. The budget of refused requests (`refused_bytes`) is set so high that it is
+never used up, because the server would otherwise refuse most requests unread.
 
-{sent:,} requests: **{faults} faults and hangs**; the process of the server has {growth:.0f} MiB more than after
-the 10,000 before them, which fill its memory of conversations (10,000 tokens here) and its caches."""
+{sent:,} requests: **{faults} faults and hangs**. After them the process of the server has {growth:.0f} MiB more memory
+than before. The 10,000 requests that were sent first, to fill its memory of conversations (10,000 tokens here) and its
+caches, are not counted."""
 
 
 if __name__ == "__main__":

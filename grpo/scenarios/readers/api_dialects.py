@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo.data_errors import excerpt
+from grpo.scenarios.readers.ai_sdk import with_page_parts
 from grpo.scenarios.readers.message_items import rewrite_items
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -52,6 +53,7 @@ _MARKUP = (
     "cashtag", "bot_command", "email", "phone", "plain", "blockquote",
 )  # fmt: skip
 """Types of parts that are a text with a format, as Telegram exports them."""
+_SYSTEM_KEYS = ("preprompt", "systeminstruction", "systemprompt", "systemmessage", "systemrole")
 _CUT_OFF = ("max_tokens", "MAX_TOKENS", "incomplete")
 
 
@@ -64,15 +66,27 @@ def rewrite_record(data: Mapping[str, Any]) -> dict[str, Any]:
         asked = {"role": "user", "content": record.pop("message")}
         record["messages"] = [*(_cohere(message) for message in record.pop("chat_history")), asked]
         record |= {"system": record.pop("preamble")} if "preamble" in record and "system" not in record else {}
-    for key in ("systemInstruction", "system_instruction"):
-        if key in record and "system" not in record:
-            record["system"] = record.pop(key)
+    if "system" not in record and not any(map(_begins_with_system, record.values())):
+        key = next((key for key in record if is_system_key(key) and record[key]), None)
+        record |= {"system": record.pop(key)} if key is not None else {}
     config = record.get("toolConfig")
     if isinstance(config, Mapping) and "tools" in config and "tools" not in record:
         record["tools"] = record.pop("toolConfig")["tools"]
     if "system" in record:
         record["system"] = _system_text(record["system"])
     return record
+
+
+def is_system_key(key: str) -> bool:
+    """Is this the name of a system prompt next to the messages, such as `systemInstruction` or `system_prompt`?"""
+    return key.replace("_", "").lower() in _SYSTEM_KEYS
+
+
+def _begins_with_system(messages: Any) -> bool:
+    first = messages[0] if isinstance(messages, list) and messages else None
+    if not isinstance(first, Mapping) or (first.get("role") or first.get("from")) not in ("system", "developer"):
+        return False
+    return first.get("content", first.get("value")) not in (None, "", [])
 
 
 def _cohere(message: Any) -> Any:
@@ -166,6 +180,7 @@ def split_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     Raises `ValueError` if a result has content other than text and JSON.
     """
+    message = with_page_parts(message)
     place = next((key for key in _PARTS if isinstance(message.get(key), list)), None)
     parts = message.get("content") if message.get("content") is not None or place is None else message[place]
     if not isinstance(parts, list) or all(_is_plain(part) for part in parts):
@@ -326,7 +341,7 @@ def _reasoning(part: Mapping[str, Any]) -> str:
     """Text of a part with reasoning. Encrypted reasoning has none."""
     body = part.get("reasoningContent", part)
     body = body.get("reasoningText", body) if isinstance(body, Mapping) else {}
-    value = _first(body, "thinking", "text", "content") if isinstance(body, Mapping) else body
+    value = _first(body, "thinking", "text", "content", "reasoning") if isinstance(body, Mapping) else body
     if isinstance(value, list):
         return "".join(str(item.get("text", "")) for item in value if isinstance(item, Mapping))
     return value if isinstance(value, str) else ""

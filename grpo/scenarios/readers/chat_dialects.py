@@ -47,6 +47,7 @@ _WRITTEN = {
 """Formats of calls in JSON that are written in a text, by their opening marks: of Hermes, Nemotron, Mistral, Glaive."""
 _RESPONSE, _END_OF_RESPONSE = "<tool_response>", "</tool_response>"
 _TOOLS, _END_OF_TOOLS = "<tools>", "</tools>"
+_UNSEEN = ("private", "internal", "hidden", "deleted")
 _RESULT_KEYS = {"name", "content", "tool_call_id"}
 _SHOWN = 80  # characters of a value in a reason
 
@@ -117,8 +118,9 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
     meaning = _meaning(role, number, settings)
     if meaning == "ignore":
         return
-    if message.get("public") is False or any(message.get(name) is True for name in ("private", "internal")):
-        raise ValueError(f"the user does not see message {number}: it is not public. Leave such messages out")
+    marks = (f"{excerpt(name, _SHOWN)} is true" for name, value in message.items() if value is True and _is_mark(name))
+    if mark := "it is not public" if message.get("public") is False else next(marks, None):
+        raise ValueError(f"the user does not see message {number}: {mark}. Leave such messages out")
     if calls not in (None, "", []):
         message["tool_calls"] = _parsed_calls(calls, number)
     if meaning == "call":
@@ -129,6 +131,11 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
         yield {**message, "role": "assistant", **_tagged_calls(content, number)}
     else:
         yield from split_parts({**message, "role": meaning, "content": content})
+
+
+def _is_mark(name: Any) -> bool:
+    """Is this the name of a mark of messages that the user does not see, such as `private` or `is_deleted`?"""
+    return str(name).lower().replace("_", "").removeprefix("is") in _UNSEEN
 
 
 def _take(message: dict[str, Any], names: tuple[str | None, ...]) -> Any:

@@ -135,6 +135,10 @@ def read_libre_chat(data: Mapping[str, Any]) -> Read:
 
 
 def _of_libre_chat(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message.get("plugin") or message.get("plugins"):
+        raise ValueError(
+            "calls of plugins, as LibreChat had them first, cannot be read. Delete the message with plugin"
+        )
     content = message.get("content")
     parts = [part for item in content for part in _part_of_libre_chat(item)] if isinstance(content, list) else []
     is_unlearned = (
@@ -240,7 +244,8 @@ def read_chatbox(data: Mapping[str, Any]) -> Read:
             }
         )
     threads = ["record.threads: earlier threads of the session"] if data.get("threads") else []
-    return {**_kept(data), "messages": messages}, [_settings("Chatbox"), *threads]
+    others = [OTHER_BRANCHES] if data.get("messageForksHash") else []
+    return {**_kept(data), "messages": messages}, [_settings("Chatbox"), *threads, *others]
 
 
 def _parts_of_chatbox(part: Any) -> list[Any]:
@@ -306,16 +311,35 @@ def read_character_ai(data: Mapping[str, Any]) -> Read:
 
 def is_next_chat(data: Mapping[str, Any]) -> bool:
     """Is this a session of NextChat?"""
-    return _have(value_at(data, "mask.context"), "role", "content") and _have(data.get("messages"), "role", "content")
+    context = value_at(data, "mask.context")
+    is_mask = context == [] or _have(context, "role", "content")
+    return is_mask and _have(data.get("messages"), "role", "content")
 
 
 def read_next_chat(data: Mapping[str, Any]) -> Read:
-    """Messages of the session's mask, which the model reads first, followed by the messages of the chat."""
-    messages = [
-        {**{key: message[key] for key in ("role", "content")}, **({"weight": 0} if message.get("isError") else {})}
-        for message in (*data["mask"]["context"], *data["messages"])
-    ]
-    return {**_kept(data), "messages": messages}, [_settings("NextChat")]
+    """Messages of the session's mask, which the model reads first, followed by those since the context was cleared."""
+    cleared = data.get("clearContextIndex")
+    begin = cleared if isinstance(cleared, int) and 0 < cleared < len(data["messages"]) else 0
+    given = (*data["mask"]["context"], *data["messages"][begin:])
+    messages = [message for number, item in enumerate(given) for message in _of_next_chat(item, number)]
+    earlier = ["record.messages: messages from before the context was cleared"] if begin else []
+    return {**_kept(data), "messages": messages}, [_settings("NextChat"), *earlier]
+
+
+def _of_next_chat(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """A message, with its calls and their results before its text."""
+    tools = message.get("tools") or []
+    if tools and not _have(tools, "id", "function"):
+        raise ValueError(f"tools of message {number} are not calls with an id and a function. Delete the message")
+    if tools:
+        calls = [{"id": tool["id"], "function": tool["function"]} for tool in tools]
+        yield {"role": message["role"], "content": None, "tool_calls": calls}
+        for tool in tools:
+            result = tool.get("errorMsg") if tool.get("isError") else tool.get("content")
+            yield {"role": "tool", "tool_call_id": tool["id"], "content": result}
+    if not tools or message["content"]:
+        is_error = {"weight": 0} if message.get("isError") else {}
+        yield {**{key: message[key] for key in ("role", "content")}, **is_error}
 
 
 def is_grok(data: Mapping[str, Any]) -> bool:

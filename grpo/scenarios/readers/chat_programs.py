@@ -6,6 +6,11 @@
     Codex                      lines of events, see `codex`
     Gemini CLI                 messages with calls and their results, see `gemini_cli`
     Open WebUI, LibreChat, …   see `chat_exports`
+    Big-AGI                    messages of fragments, see `big_agi`
+    LobeChat, Cherry Studio    documents with all chats, see `lobe_chat` and `cherry_studio`
+    Agnai, RisuAI              see `role_play`
+    goose, opencode            see `coding_agents`
+    BFCL                       questions of a benchmark, see `bfcl`
     Glaive's data set          one text with the names of the speakers, see `glaive`
 
 A record belongs to a program if it has the program's own keys. Its keys are not guessed then, and no other reader of
@@ -20,6 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.data_errors import excerpt
+from grpo.scenarios.readers.bfcl import is_bfcl, is_bfcl_answer, read_bfcl, refuse_bfcl_answer
+from grpo.scenarios.readers.big_agi import is_big_agi, read_big_agi
 from grpo.scenarios.readers.chat_exports import (
     is_ai_studio,
     is_character_ai,
@@ -40,10 +47,22 @@ from grpo.scenarios.readers.chat_exports import (
     read_open_webui,
     read_text_generation,
 )
+from grpo.scenarios.readers.cherry_studio import cherry_chats, is_cherry_studio, read_cherry_studio
 from grpo.scenarios.readers.codex import is_codex, read_codex
+from grpo.scenarios.readers.coding_agents import (
+    is_copilot_chat,
+    is_goose,
+    is_opencode,
+    is_zed,
+    read_goose,
+    read_opencode,
+    refuse_copilot_chat,
+    refuse_zed,
+)
 from grpo.scenarios.readers.gemini_cli import is_gemini_cli, read_gemini_cli
 from grpo.scenarios.readers.glaive import is_glaive, read_glaive
 from grpo.scenarios.readers.lm_studio import is_lm_studio, read_lm_studio
+from grpo.scenarios.readers.lobe_chat import is_lobe_chat, lobe_chats, read_lobe_chat
 from grpo.scenarios.readers.message_links import OTHER_BRANCHES as OTHER_REPLIES
 from grpo.scenarios.readers.message_tree import (
     END,
@@ -55,8 +74,10 @@ from grpo.scenarios.readers.message_tree import (
     is_chat_tree,
     is_reply_tree,
 )
+from grpo.scenarios.readers.role_play import is_agnai, is_risu, read_agnai, read_risu, risu_chats
 from grpo.scenarios.readers.silly_tavern import is_silly_tavern, read_silly_tavern
 
+_SESSION = "session:"
 Read = tuple[dict[str, Any], list[str]]
 """A record with messages, and what was left out."""
 
@@ -81,6 +102,15 @@ def program_of(data: Mapping[str, Any]) -> Program | None:
 def are_of_programs(records: Sequence[Mapping[str, Any]]) -> bool:
     """Are most of these records from programs?"""
     return 2 * sum(program_of(record) is not None for record in records) > len(records)
+
+
+def chats_in(document: Mapping[str, Any]) -> list[Any]:
+    """Chats of a document with all chats of a program. Empty for every other document.
+
+    {"session:c1": {"messages": […]}, …} is a backup of Chatbox, and its keys say which values are sessions.
+    """
+    sessions = [value for name, value in document.items() if name.startswith(_SESSION) and isinstance(value, dict)]
+    return sessions or lobe_chats(document) or cherry_chats(document) or risu_chats(document)
 
 
 def _read_tree(data: Mapping[str, Any]) -> Read:
@@ -118,6 +148,17 @@ def _refuse_story(data: Mapping[str, Any]) -> Read:
     )
 
 
+def _is_activity(data: Mapping[str, Any]) -> bool:
+    return {"header", "title", "time", "safeHtmlItem"} <= {*data}
+
+
+def _refuse_activity(data: Mapping[str, Any]) -> Read:
+    raise ValueError(
+        "an activity of Google's Takeout has one prompt with a reply in HTML, and does not say to which chat it "
+        "belongs. Write the messages of each chat as a list with roles"
+    )
+
+
 PROGRAMS = (
     Program(name="ChatGPT", is_record=is_chat_tree, read=_read_tree),
     Program(name="OpenAssistant", is_record=is_reply_tree, read=_read_reply_tree),
@@ -125,6 +166,14 @@ PROGRAMS = (
     Program(name="SillyTavern", is_record=is_silly_tavern, read=read_silly_tavern),
     Program(name="Codex", is_record=is_codex, read=read_codex),
     Program(name="Gemini CLI", is_record=is_gemini_cli, read=read_gemini_cli),
+    Program(name="Big-AGI", is_record=is_big_agi, read=read_big_agi),
+    Program(name="LobeChat", is_record=is_lobe_chat, read=read_lobe_chat),
+    Program(name="Cherry Studio", is_record=is_cherry_studio, read=read_cherry_studio),
+    Program(name="Agnai", is_record=is_agnai, read=read_agnai),
+    Program(name="RisuAI", is_record=is_risu, read=read_risu),
+    Program(name="goose", is_record=is_goose, read=read_goose),
+    Program(name="opencode", is_record=is_opencode, read=read_opencode),
+    Program(name="BFCL", is_record=is_bfcl, read=read_bfcl),
     Program(name="Open WebUI", is_record=is_open_webui, read=read_open_webui),
     Program(name="LibreChat", is_record=is_libre_chat, read=read_libre_chat),
     Program(name="llama.cpp", is_record=is_llama_cpp, read=read_llama_cpp),
@@ -137,4 +186,8 @@ PROGRAMS = (
     Program(name="Glaive", is_record=is_glaive, read=read_glaive, has_demonstrations=True),
     Program(name="character cards", is_record=_is_card, read=_refuse_card),
     Program(name="KoboldAI", is_record=_is_story, read=_refuse_story),
+    Program(name="BFCL, answers", is_record=is_bfcl_answer, read=refuse_bfcl_answer),
+    Program(name="Google Takeout", is_record=_is_activity, read=_refuse_activity),
+    Program(name="Copilot Chat", is_record=is_copilot_chat, read=refuse_copilot_chat),
+    Program(name="Zed", is_record=is_zed, read=refuse_zed),
 )

@@ -29,10 +29,10 @@ from pydantic_core import from_json
 from grpo.artifacts import local_path
 from grpo.config.chats import ChatColumns, ChatFormatName, ChatSettings
 from grpo.config.scenarios import ChatSource
-from grpo.data_errors import try_call
+from grpo.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.message_columns import is_time_name
-from grpo.scenarios.readers.api_dialects import rewrite_record, rewrite_reply
+from grpo.scenarios.readers.api_dialects import is_system_key, rewrite_record, rewrite_reply
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
 from grpo.scenarios.readers.chat_programs import program_of
 from grpo.scenarios.readers.exchanges import read_exchange
@@ -144,6 +144,8 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     functions = data.get("functions")
     ignored += left_out(_but(_UNREAD, *settings.names.values(), "tools", "functions", "system"), data, "record", "")
     system = _system(data, settings)
+    if not system and program is None:
+        _refuse_unread_system(data, messages, settings)
     declared = tools if tools is not None else functions
     if declared is None:
         declared = tools_in_prompt(system[0].content if system else messages)
@@ -153,6 +155,24 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
         ends_with_expected_call=program is None or program.has_demonstrations,
         ignored=tuple(ignored),
     )
+
+
+def _refuse_unread_system(data: Mapping[str, Any], messages: Any, settings: ChatSettings) -> None:
+    """Raise `ValueError` if an object next to the messages has the only system prompt, because it may be the chat's."""
+    given = messages if isinstance(messages, list) else []
+    if any(isinstance(item, Mapping) and item.get("role") in ("system", "developer") for item in given):
+        return
+    for name, value in data.items():
+        if name == "metadata" or not isinstance(value, Mapping):
+            continue
+        if (key := next((key for key in value if is_system_key(key) and isinstance(value[key], str)), None)) is None:
+            continue
+        if value[key].strip():
+            place = f"{excerpt(name, 80)}.{key}"
+            raise ValueError(
+                f"a system prompt at {place} is not read. If the agent had it, name it in the source's names: "
+                f"{{system: {place}}}. Otherwise leave it out of the file"
+            )
 
 
 def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
@@ -286,7 +306,7 @@ _READERS: dict[ChatFormatName, Callable[[dict[str, Any], ChatSettings], LoggedCh
 
 
 def _named(data: Mapping[str, Any], name: str, settings: ChatSettings) -> Any:
-    return data.get(settings.names.get(name, name))
+    return value_at(data, settings.names.get(name, name))
 
 
 def _system(data: Mapping[str, Any], settings: ChatSettings) -> tuple[LoggedMessage, ...]:
@@ -333,9 +353,10 @@ def _check_order(messages: Any, settings: ChatSettings) -> None:
         if not all(name in item for item in messages):
             continue
         times = [try_call(partial(instant, item[name])) for item in messages]
-        falls = all(isinstance(time, float) for time in times) and times == sorted({*times}, reverse=True)  # type: ignore[type-var]
-        is_clear = speaker == "assistant" or (len(times) > 2 and times[-1] > _LONGEST_DURATION)  # type: ignore[operator]
-        if falls and is_clear:
+        if not all(isinstance(time, float) for time in times):
+            continue
+        falls = times == sorted({*times}, reverse=True)  # type: ignore[type-var]
+        if falls and (speaker == "assistant" or (len(times) > 2 and times[-1] > _LONGEST_DURATION)):  # type: ignore[operator]
             raise ValueError(f"the newest message comes first, by {name}. Sort them by it, or read them as rows")
 
 

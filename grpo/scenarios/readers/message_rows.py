@@ -8,8 +8,9 @@
     17,Where is my parcel?,It was due yesterday.         →       the same
 
 Rows of a conversation may be anywhere in the table. They are kept in a temporary file, so that memory does not grow
-with the table. A row is quarantined if it names no conversation. A conversation is quarantined if it has an unknown
-speaker or a row that cannot be read.
+with the table. A row is quarantined if it names no conversation, unless the settings leave it out. A conversation is
+quarantined if it has an unknown speaker or a row that cannot be read. Of the versions of a message that was written
+again, the shown one is read, see `message_links`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, Log
 from grpo.scenarios.message_columns import folded
 from grpo.scenarios.readers.api_dialects import split_parts
 from grpo.scenarios.readers.mapped_columns import map_cells, merge_fields
+from grpo.scenarios.readers.message_links import OTHER_BRANCHES, links, shown_versions
+from grpo.scenarios.readers.openai_fields import calls_at
 from grpo.scenarios.readers.openai_format import parse_messages
 from grpo.scenarios.readers.places import is_there, parsed, value_at
 from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
@@ -85,6 +89,8 @@ def _keep(
     cells = record.data
     if cells is None:
         return record
+    if settings.group_by is not None and not is_there(cells, settings.group_by) and _is_left_out(cells, settings):
+        return None
     chat = try_call(lambda: _conversation(cells, settings))
     if isinstance(chat, Exception):
         return convert_record(record, partial(_raise, chat))
@@ -116,7 +122,7 @@ def _conversation(cells: Mapping[str, Any], settings: MessageRows) -> str:
 
 def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, str]) -> str:
     """Cells of a row by the places that the settings name, as JSON. A tag for null stands for a missing speaker."""
-    is_read = not _is_excluded(cells, settings) and not _is_ignored(cells, settings)
+    is_read = not _is_left_out(cells, settings)
     needed = [name for name in settings.places if name != settings.speaker or "null" not in settings.tags]
     for name in (*(needed if is_read else ()), *settings.where, *columns.values()):
         if not is_there(cells, name):
@@ -125,7 +131,14 @@ def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, 
     if media is not None and media not in columns.values():
         raise ValueError(f"content other than text is not read: column {media}. Leave such rows or the column out")
     places = dict.fromkeys((*settings.places, *settings.where, *settings.without, *columns.values()))
-    content = json.dumps({name: value_at(cells, name) for name in places}, default=str, ensure_ascii=False)
+    for name, cell in cells.items():
+        if is_read and name not in places and (calls := calls_at(name, parsed(cell))) is not None:
+            raise ValueError(
+                f"column {excerpt(calls, _SHOWN)} has calls or results of tools, which are read from the text only if "
+                "it is a list of parts. Write the chats as lists of messages with tool_calls, or leave the column out"
+            )
+    kept = {**links(cells), **{name: value_at(cells, name) for name in places}}
+    content = json.dumps(kept, default=str, ensure_ascii=False)
     content.encode()
     return content
 
@@ -159,6 +172,10 @@ def _is_ignored(cells: Mapping[str, Any], settings: MessageRows) -> bool:
     return _tag(speaker, settings) == "ignore"
 
 
+def _is_left_out(cells: Mapping[str, Any], settings: MessageRows) -> bool:
+    return _is_excluded(cells, settings) or _is_ignored(cells, settings)
+
+
 def _is_excluded(cells: Mapping[str, Any], settings: MessageRows) -> bool:
     return _why_excluded(cells, settings) is not None
 
@@ -185,13 +202,33 @@ def _fields(
         raise ValueError(f"over-long chat: over {MAX_MESSAGES} messages")
     if (problem := next((row[_PROBLEM] for row in rows if _PROBLEM in row), None)) is not None:
         raise ValueError(problem)
-    read = [row for row in rows if not _is_excluded(row, settings) and not _is_ignored(row, settings)]
-    ordered = _ordered(read, settings)
-    messages = tuple(message for row in ordered for message in _messages(row, settings))
-    ignored = tuple(_why_left_out(row, settings) for row in rows if row not in read)
-    logged = LoggedChat(messages=messages, ignored=ignored)
+    excluded = [row for row in rows if _is_left_out(row, settings)]
+    ordered = _ordered([row for row in rows if not _is_left_out(row, settings)], settings)
+    spoken = [_messages(row, settings) for row in ordered]
+    speakers = [*(None for _ in excluded), *map(_speaker, spoken)]
+    shown = shown_versions([*excluded, *ordered], speakers)[len(excluded) :]
+    messages = _joined(message for parts, is_shown in zip(spoken, shown, strict=True) if is_shown for message in parts)
+    ignored = [_why_left_out(row, settings) for row in excluded] + ([] if all(shown) else [OTHER_BRANCHES])
+    logged = LoggedChat(messages=messages, ignored=tuple(ignored))
     fields = {**chat_fields(logged, users=settings.users), **ChatOrigin(id=chat, source=SOURCE).fields()}
     return merge_fields(fields, map_cells(columns, ordered[0])), logged.all_ignored
+
+
+def _joined(messages: Iterable[LoggedMessage]) -> tuple[LoggedMessage, ...]:
+    """Messages in which calls that follow each other are of one message, because the agent made them in one step."""
+    joined: list[LoggedMessage] = []
+    for message in messages:
+        if message.calls and joined and joined[-1].calls:
+            last = joined.pop()
+            texts = [text for text in (last.content, message.content) if text]
+            message = replace(message, content="\n".join(texts), calls=(*last.calls, *message.calls))
+        joined.append(message)
+    return tuple(joined)
+
+
+def _speaker(messages: Sequence[LoggedMessage]) -> str | None:
+    """Who speaks in a row. None if it has the result of a call, because several results may follow one message."""
+    return messages[0].role if messages and messages[0].role != "tool" else None
 
 
 def _ordered(rows: Sequence[dict[str, Any]], settings: MessageRows) -> list[dict[str, Any]]:

@@ -16,23 +16,29 @@ OpenAssistant's trees have several replies to one message. The best one by its r
 has a rank.
 
 If a reply was generated again, the tree has a second branch. The branch that ends at `current_node` is read, because
-the user saw it last. Empty messages, and messages that the user does not see, are left out. Anything but text is an
-error.
+the user saw it last. The user's own instructions are the system prompt. Empty messages, and other messages that the
+user does not see, are left out. Anything but text is an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from grpo.data_errors import excerpt
+from grpo.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES
+from grpo.scenarios.readers.places import value_at
+from grpo.scenarios.times import instant
 
 TREE, END = "mapping", "current_node"
 ROOT, REPLIES = "prompt", "replies"
 OTHER_BRANCHES = "record.prompt: other replies of the tree, of which the best by its rank is read"
 _THOUGHTS = ("thoughts", "reasoning_recap")
 """Content that only says what the model thought before a reply, and for how long."""
+_TIME = "message.inserted_at"
+_OWN_INSTRUCTIONS = "user_editable_context"
+"""Content with what the user wrote about itself and the replies, which ChatGPT reads before a chat."""
 _FRAGMENTS = ("REQUEST", "THINK", "RESPONSE")
 _SHOWN = 80  # characters of a value in a reason
 
@@ -54,7 +60,7 @@ def branch_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     nodes = data[TREE]
     if not isinstance(nodes, Mapping):
         raise ValueError(f"{TREE} is not an object: {type(nodes).__name__}")
-    place = data.get(END, next(reversed(nodes), None) if any(map(_has_fragments, nodes.values())) else None)
+    place = data.get(END, _newest(nodes) if any(map(_has_fragments, nodes.values())) else None)
     messages: list[dict[str, Any]] = []
     for _ in range(MAX_MESSAGES + 1):
         node = nodes.get(place) if isinstance(place, str) else None
@@ -95,6 +101,19 @@ def _rank(reply: Any) -> float:
     return rank if isinstance(rank, (int, float)) else float("inf")
 
 
+def _newest(nodes: Mapping[str, Any]) -> str:
+    """Key of the newest message that no other follows, by the time, because the keys may be in any order.
+
+    A question and its reply may have the same time. Without times, the last message of the file is the newest.
+    """
+    parents = {excerpt(node.get("parent")) for node in nodes.values() if _has_fragments(node)}
+    ends = [name for name, node in nodes.items() if _has_fragments(node) and name not in parents]
+    times = [try_call(partial(instant, value_at(nodes[name], _TIME))) for name in ends]
+    if not ends or not all(isinstance(time, float) for time in times):
+        return [*nodes][-1]
+    return max(zip(times, range(len(ends)), ends, strict=True))[-1]
+
+
 def _has_fragments(node: Any) -> bool:
     message = node.get("message") if isinstance(node, Mapping) else None
     return isinstance(message, Mapping) and isinstance(message.get("fragments"), list)
@@ -125,6 +144,10 @@ def _message(message: Any) -> dict[str, Any] | None:
         return _of_fragments(message)
     author, content = message.get("author"), message.get("content")
     metadata = message.get("metadata")
+    if isinstance(content, Mapping) and content.get("content_type") == _OWN_INSTRUCTIONS:
+        texts = [content.get(name) for name in ("user_profile", "user_instructions")]
+        system = "\n\n".join(text for text in texts if isinstance(text, str) and text.strip())
+        return {"role": "system", "content": system} if system else None
     if isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation") is True:
         return None
     kind = content.get("content_type") if isinstance(content, Mapping) else None

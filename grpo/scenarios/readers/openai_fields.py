@@ -109,7 +109,7 @@ RECORD: dict[str, str] = {
     **dict.fromkeys(("method", "url", "error"), "the address and state of a batch"),
     **dict.fromkeys(("preferred_output", "non_preferred_output", "chosen", "rejected"), _PAIR),
     **dict.fromkeys(("rejected_response", "rejected_message", "rejected_messages"), _PAIR),
-    **dict.fromkeys(("images", "image", "videos", "audios"), "!content other than text is not read"),
+    **dict.fromkeys(("images", "image", "videos", "audios", "attachments"), "!content other than text is not read"),
     **REQUEST,
 }
 """Fields of a record of a file: of a fine-tuning file, of a log, or of the input of a batch."""
@@ -131,7 +131,7 @@ _OF_TOOLS = frozenset(
     for what in ("tool", "function")
     for part in ("call", "use", "invocation", "request", "result", "response", "output")
     for end in ("", "s")
-)
+) | {"usedtools", "toolsused", "calledtools", "intermediatesteps"}
 """Keys of calls and results in the words of many programs, in lower case and without anything between the words."""
 
 
@@ -141,9 +141,24 @@ _REMEDIES = {
 }
 
 
-def _are_calls(name: object, value: object) -> bool:
-    """Are these calls or results of tools, by their key?"""
-    return isinstance(value, (list, dict)) and "".join(filter(str.isalnum, str(name))).lower() in _OF_TOOLS
+def calls_at(name: object, value: object) -> str | None:
+    """Place of calls or results of tools, by its key or by a key of the object, such as `metadata.tool_calls`.
+
+    Or by the type of an item: HuggingChat has {"type": "tool", …} among the `updates` of a message.
+    """
+    if isinstance(value, list) and any(isinstance(item, Mapping) and _names_tools(item.get("type")) for item in value):
+        return str(name)
+    inside = value.items() if isinstance(value, Mapping) else ()
+    places = ((str(name), value), *((f"{name}.{key}", item) for key, item in inside))
+    return next((place for place, item in places if _are_calls(place.rpartition(".")[2], item)), None)
+
+
+def _names_tools(kind: object) -> bool:
+    return kind == "tool" or (isinstance(kind, str) and "".join(filter(str.isalnum, kind)).lower() in _OF_TOOLS)
+
+
+def _are_calls(name: str, value: object) -> bool:
+    return isinstance(value, (list, dict)) and bool(value) and name != "tool" and _names_tools(name)
 
 
 def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, place: str) -> tuple[str, ...]:
@@ -159,9 +174,10 @@ def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, pla
         if item is False and reason != _UNKNOWN:
             continue
         shown = f"{noun}.{excerpt(name, _SHOWN)}"
-        if reason == _UNKNOWN and _are_calls(name, item) and (remedy := _REMEDIES.get(noun)) is not None:
+        if reason == _UNKNOWN and noun in _REMEDIES and (calls := calls_at(name, item)) is not None:
             where = f"; {place}" if place else ""
-            raise ValueError(f"{shown} cannot be read: it has calls or results of tools{where}. {remedy}")
+            calls = f"{noun}.{excerpt(calls, _SHOWN)}"
+            raise ValueError(f"{calls} cannot be read: it has calls or results of tools{where}. {_REMEDIES[noun]}")
         if reason.startswith("!"):
             raise ValueError(f"{shown} cannot be read: {reason[1:]}{f'; {place}' if place else ''}")
         names.append(f"{shown}: {reason}")

@@ -14,7 +14,10 @@ from pydantic_core import from_json
 from grpo.data_errors import LONGEST_LINE
 from grpo.scenarios.logged_chat import MAX_MESSAGES
 from grpo.scenarios.message_columns import find_group, is_group_name, is_time_name, leaves
+from grpo.scenarios.readers.chat_programs import chats_in
 from grpo.scenarios.readers.codex import is_session_file, is_session_item
+from grpo.scenarios.readers.coding_agents import is_goose_file
+from grpo.scenarios.readers.gemini_cli import is_session_entry, is_session_log
 from grpo.scenarios.readers.json_file import document_items, item_records, read_jsonl
 from grpo.scenarios.readers.langchain_messages import is_serialized
 from grpo.scenarios.readers.logged_requests import LISTS
@@ -29,7 +32,6 @@ _CHAT_KEYS = {*LISTS, "scenarios"}
 """Keys of a list of messages or of records in a document that is one record."""
 _WHO = ("role", "from", "type")
 """Keys of the speaker."""
-_SESSION = "session:"
 _NO_GROUPS = ("role", "from", "type", "kind", "content", "parts", "status")
 """Keys of a message that tell nothing of its chat."""
 
@@ -40,27 +42,29 @@ def read_objects(path: Path, records: str | None = None, *, chats: bool = False)
     The file is read as lines if its name says `.jsonl` or `.ndjson`. A file `.json` is read as lines if its first line
     is an object and another line follows, and a file of any other name unless it begins like a document. Blank lines do
     not count. The `line` of a record is its line, or in a document its number. With `chats`, a document that is a list
-    of messages is one chat, and so is each list of messages in an object whose keys are ids, each session of Chatbox,
-    and a file of lines of SillyTavern or of Codex. Without it, each message is a record, because the records of other
-    formats may look like messages.
+    of messages is one chat, and so is each list of messages in an object whose keys are ids, each chat of a document of
+    a program, and a file of lines of SillyTavern, Codex, Gemini CLI or goose. Without it, each message is a record,
+    because the records of other formats may look like messages.
 
     Raises `DataError` if a document is broken or over 64 MiB.
     """
-    if records is None and (data_suffix(path) in _LINES or _has_lines(path)):
+    if records is None and (data_suffix(path) in _LINES or has_lines(path)):
         lines = read_jsonl(path)
         begin = [*islice(lines, 2)] if chats else []
         first_lines = [record.data for record in begin]
-        if is_chat_file(first_lines):
+        if is_chat_file(first_lines) or is_goose_file(first_lines):
             yield _of_one_chat(begin[0], chain(begin[1:], lines))
         elif is_session_file(first_lines):
             yield _of_one_chat(begin[0], chain(begin[1:], lines), is_message=is_session_item)
+        elif is_session_log(first_lines):
+            yield _of_one_chat(begin[0], chain(begin[1:], lines), is_message=is_session_entry)
         else:
             yield from map(_line, chain(begin, lines))
         return
     document = read_document(path)
     items = document_items(path, document, records)
     if items is None:
-        items = (chats and (_by_id(document) or _sessions(document))) or [document]
+        items = (chats and isinstance(document, dict) and (_by_id(document) or chats_in(document))) or [document]
     elif chats and _is_chat(items):
         items = [items]
     yield from item_records(path, [_as_object(item) for item in items])
@@ -81,7 +85,8 @@ def _of_one_chat(
         if line.data is not None and is_message(line.data):
             messages.append(line.data)
         if len(messages) > MAX_MESSAGES:
-            break
+            problem = f"over-long chat: over {MAX_MESSAGES} messages. Delete lines at the end of the file"
+            return replace(first, data=None, raw=line.raw, problem=problem)
     return replace(first, data={**(first.data or {}), "messages": messages})
 
 
@@ -91,18 +96,11 @@ def _line(record: SourceRecord) -> SourceRecord:
     return replace(record, data=value, problem=None) if isinstance(value, dict) else record
 
 
-def _by_id(document: Any) -> list[Any]:
+def _by_id(document: dict[str, Any]) -> list[Any]:
     """Chats of an object in which each key is the id of a chat: {"c1": [{"role", "content"}, …], …}."""
-    if not isinstance(document, dict) or document.keys() & _CHAT_KEYS or not all(map(_is_chat, document.values())):
+    if document.keys() & _CHAT_KEYS or not all(map(_is_chat, document.values())):
         return []
     return [{"id": name, "messages": chat} for name, chat in document.items()]
-
-
-def _sessions(document: Any) -> list[Any]:
-    """Chats of a backup of Chatbox, whose keys say which values are sessions: {"session:c1": {"messages": […]}, …}."""
-    if not isinstance(document, dict):
-        return []
-    return [value for name, value in document.items() if name.startswith(_SESSION) and isinstance(value, dict)]
 
 
 def _is_chat(value: Any) -> bool:
@@ -169,7 +167,8 @@ def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:
     return len(speakers) > 1 and 2 * len(chats) > len(repeated) and 2 * sum(map(len, repeated)) > messages
 
 
-def _has_lines(path: Path) -> bool:
+def has_lines(path: Path) -> bool:
+    """Has a file one record per line? See `read_objects` on files that are not named so."""
     with open_json(path) as file:
         lines = (line for line in iter(partial(file.readline, LONGEST_LINE), b"") if line.strip())
         first, has_more = next(lines, b""), next(lines, None) is not None

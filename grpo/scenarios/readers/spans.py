@@ -8,7 +8,8 @@
 The file is JSON lines or a JSON list with one span each, or for MLflow one trace each. Spans of one session or thread,
 or else of one trace, are a chat. Spans of a model are read. If none of them has messages, the input and output of the
 root spans are read instead. OpenInference's attributes, which Phoenix and Arize export, may be one key with dots, or
-objects. Not covered: scores, feedback, costs and pictures.
+objects. Spans of OpenTelemetry with its own attributes are read by the same kind, see `gen_ai_spans`. Not covered:
+scores, feedback, costs and pictures.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from grpo.config.chats import LoggedUsers
 from grpo.scenarios.readers.exchanges import read_exchange
+from grpo.scenarios.readers.gen_ai_spans import SESSIONS, collected_spans, exchange_of, with_attributes
 from grpo.scenarios.readers.logged_runs import LoggedRun, read_runs
 from grpo.scenarios.readers.openai_format import reply_of
 from grpo.scenarios.readers.places import parsed, value_at
@@ -27,6 +29,7 @@ from grpo.scenarios.readers.trace_file import read_entries
 from grpo.scenarios.records import SourceRecord
 
 Span = Mapping[str, Any]
+_DIGITS = 30  # a longer number is not a time
 _NANOSECONDS = 10**15  # a greater number is a time in nanoseconds, because in milliseconds it would be after 33,000
 
 
@@ -74,24 +77,39 @@ def _mlflow_run(span: Span, chat: Any) -> LoggedRun:
     time = _first(span, "start_time_unix_nano", "start_time_ns", "start_time")
     exchange = {"input": attributes.get("mlflow.spanInputs"), "output": attributes.get("mlflow.spanOutputs")}
     is_root = not _first(span, "parent_span_id", "parent_id")
-    seconds = time / 1e9 if isinstance(time, int) and time > _NANOSECONDS else time
-    return _run(span, chat, seconds, exchange, is_model=kind in ("CHAT_MODEL", "LLM"), is_root=is_root)
+    return _run(span, chat, _seconds(time), exchange, is_model=kind in ("CHAT_MODEL", "LLM"), is_root=is_root)
 
 
-def _openinference(span: Span) -> LoggedRun:
+def _openinference(span: Span) -> LoggedRun | list[LoggedRun]:
+    spans = collected_spans(span)
+    return _openinference_run(with_attributes(span)) if spans is None else [_openinference_run(item) for item in spans]
+
+
+def _openinference_run(span: Span) -> LoggedRun:
+    """A span with the attributes of OpenInference, or with OpenTelemetry's own."""
     span = _nested(span)
     attributes = span.get("attributes")
     if not isinstance(attributes, Mapping):
         raise ValueError(f"span without attributes: it has {', '.join(span) or 'no field'}")
-    chat = _first(span, "attributes.session.id", "context.trace_id", "trace_id", "context.span_id")
+    traces = ("context.trace_id", "trace_id", "traceId", "context.span_id")
+    chat = _first(span, "attributes.session.id", *SESSIONS, *traces)
+    time = _first(span, "start_time", "startTimeUnixNano", "start_time_unix_nano")
+    is_root = not _first(span, "parent_id", "parent_span_id", "parentSpanId")
+    if (exchange := exchange_of(attributes)) is not None:
+        return _run(span, chat, _seconds(time), exchange, is_model=True, is_root=is_root)
     is_model = "LLM" in (span.get("span_kind"), value_at(attributes, "openinference.span.kind"))
-    is_root = not _first(span, "parent_id", "parent_span_id")
     exchange = {
         "input": _messages(value_at(attributes, "llm.input_messages")) or _value(attributes, "input"),
         "output": _messages(value_at(attributes, "llm.output_messages")) or _value(attributes, "output"),
         "tools": _tools(value_at(attributes, "llm.tools")),
     }
-    return _run(span, chat, span.get("start_time"), exchange, is_model=is_model, is_root=is_root)
+    return _run(span, chat, _seconds(time), exchange, is_model=is_model, is_root=is_root)
+
+
+def _seconds(time: Any) -> Any:
+    """A time in nanoseconds as seconds. Other times stay as they are."""
+    number = int(time) if isinstance(time, str) and time.isdecimal() and len(time) < _DIGITS else time
+    return number / 1e9 if isinstance(number, int) and number > _NANOSECONDS else time
 
 
 def _run(span: Span, chat: Any, time: Any, exchange: Span, *, is_model: bool, is_root: bool) -> LoggedRun:

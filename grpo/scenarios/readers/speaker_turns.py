@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
+from typing import Any
 
 
 def merge_speaker_turns(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -26,3 +27,13 @@ def user_turns_and_replies(lines: Iterable[tuple[str, str]], user: str) -> tuple
     if turns and turns[0][0] != user:
         turns = turns[1:]
     return [text for speaker, text in turns if speaker == user], [text for speaker, text in turns if speaker != user]
+
+
+def separate_texts(parts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Parts of a message in which an empty line separates texts that follow each other, as a page shows blocks."""
+    separated: list[Mapping[str, Any]] = []
+    for part in parts:
+        if part.get("type") == "text" and separated and separated[-1].get("type") == "text":
+            separated.append({"type": "text", "text": "\n\n"})
+        separated.append(part)
+    return separated

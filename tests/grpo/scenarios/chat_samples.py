@@ -119,6 +119,34 @@ AI_SDK_PAGE = {
         },
     ],
 }
+AI_SDK_4 = {
+    "tools": [TOOL],
+    "messages": [
+        SYSTEM,
+        {"role": "user", "content": ASKED, "parts": [{"type": "text", "text": ASKED}]},
+        {
+            "role": "assistant",
+            "content": f"I look.{DONE}",
+            "parts": [
+                {"type": "step-start"},
+                {"type": "reasoning", "reasoning": "7?", "details": [{"type": "text", "text": "7?"}]},
+                {"type": "text", "text": "I look."},
+                {
+                    "type": "tool-invocation",
+                    "toolInvocation": {
+                        "state": "result",
+                        "toolCallId": "t1",
+                        "toolName": "look_up",
+                        "args": {"order": "7"},
+                        "result": {"state": "lost"},
+                    },
+                },
+                {"type": "step-start"},
+                {"type": "text", "text": DONE},
+            ],
+        },
+    ],
+}
 OTEL = {
     "tools": [TOOL],
     "messages": [
@@ -240,8 +268,8 @@ FORMATS = (
     ),
     Format(
         name="AI SDK, messages of the model or of the page",
-        known_by="parts `tool-call` and `tool-result`, or `tool-NAME`",
-        chats=(AI_SDK_MODEL, AI_SDK_PAGE),
+        known_by="parts `tool-call` and `tool-result`, or `tool-NAME`, or `tool-invocation`",
+        chats=(AI_SDK_MODEL, AI_SDK_PAGE, AI_SDK_4),
     ),
     Format(
         name="OpenTelemetry's messages of generative AI",

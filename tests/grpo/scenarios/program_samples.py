@@ -136,6 +136,113 @@ GEMINI_CLI: list[dict[str, Any]] = [
     },
     {"id": "4", "type": "gemini", "content": DONE, "thoughts": [], "tokens": {"input": 9}, "model": "gemini-2.5-pro"},
 ]  # fmt: skip
+GEMINI_CLI_LINES: list[dict[str, Any]] = [
+    {"sessionId": "0199", "projectHash": "a1", "startTime": "2026-04-20T10:00:00Z", "kind": "main"},
+    *GEMINI_CLI[:2],
+    {"$set": {"lastUpdated": "2026-04-20T10:00:01Z"}},
+    {key: value for key, value in GEMINI_CLI[2].items() if key != "toolCalls"},
+    GEMINI_CLI[2],
+    {"id": "5", "type": "user", "content": [{"text": "Which order?"}]},
+    {"id": "6", "type": "gemini", "content": OTHER},
+    {"$rewindTo": "5"},
+    GEMINI_CLI[3],
+    {"$set": {"messages": [{**GEMINI_CLI[1], "content": "shortened"}]}},
+]
+
+
+def big_agi_text(text: str) -> dict[str, Any]:
+    """A fragment of Big-AGI with a text."""
+    return {"ft": "content", "fId": "f", "part": {"pt": "text", "text": text}}
+
+
+BIG_AGI: list[dict[str, Any]] = [
+    {"id": "1", "role": "system", "fragments": [big_agi_text("Be kind.")], "tokenCount": 3, "created": 1},
+    {"id": "2", "role": "user", "fragments": [big_agi_text(ASKED)], "tokenCount": 3, "created": 2},
+    {"id": "3", "role": "assistant", "userFlags": ["aix.skip"], "fragments": [big_agi_text("a note")], "created": 3},
+    {"id": "4", "role": "assistant", "generator": {"mgt": "aix", "name": "m"}, "created": 4, "fragments": [
+        {"ft": "void", "fId": "a", "part": {"pt": "ma", "aType": "reasoning", "aText": "7?"}},
+        {"ft": "content", "fId": "b", "part": {"pt": "tool_invocation", "id": "c1", "invocation": {
+            "type": "function_call", "name": "look_up", "args": '{"order": "7"}'}}},
+        {"ft": "content", "fId": "c", "part": {"pt": "tool_response", "id": "c1", "error": False, "response": {
+            "type": "function_call", "name": "look_up", "result": "lost"}, "environment": "client"}},
+        big_agi_text(DONE)]},
+]  # fmt: skip
+LOBE_CHAT: list[dict[str, Any]] = [
+    {"id": "m1", "role": "user", "content": ASKED},
+    {"id": "m2", "role": "assistant", "content": "", "reasoning": {"content": "7?"}, "parentId": "m1", "tools": [
+        {"id": "c1", "identifier": "shop", "apiName": "look_up", "arguments": '{"order": "7"}', "type": "default"}]},
+    {"id": "m3", "role": "tool", "tool_call_id": "c1", "content": "lost", "parentId": "m2",
+     "plugin": {"apiName": "look_up", "identifier": "shop", "arguments": '{"order": "7"}'}},
+    {"id": "m4", "role": "assistant", "content": DONE, "parentId": "m2"},
+]  # fmt: skip
+
+
+def lobe_chat(*messages: dict[str, Any]) -> dict[str, Any]:
+    """An export of LobeChat with these messages of one session."""
+    stamped = [{"sessionId": "s", "createdAt": number, **message} for number, message in enumerate(messages)]
+    sessions = [{"id": "s", "type": "agent", "config": {"systemRole": "Be kind.", "model": "m"}}]
+    return {"exportType": "singleSession", "state": {"messages": stamped, "sessions": sessions}, "version": 7}
+
+
+def cherry_studio(*messages: dict[str, Any], blocks: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    """A backup of Cherry Studio with these messages of one topic."""
+    given = [{"assistantId": "d", "topicId": "t", "status": "success", **message} for message in messages]
+    store = {"assistants": json.dumps({"assistants": [{"id": "d", "name": "Desk", "prompt": "Be kind."}]})}
+    return {
+        "time": 1732000000000, "version": 5, "localStorage": {"persist:cherry-studio": json.dumps(store)},
+        "indexedDB": {"topics": [{"id": "t", "messages": given}], "message_blocks": [*blocks], "settings": []},
+    }  # fmt: skip
+
+
+def cherry_block(name: str, kind: str, content: str, **fields: Any) -> dict[str, Any]:
+    """A block of a message of Cherry Studio."""
+    return {"id": name, "messageId": "m", "type": kind, "status": "success", "content": content, **fields}
+
+
+CHERRY_STUDIO = cherry_studio(
+    {"id": "1", "role": "user", "blocks": ["a"]},
+    {"id": "2", "role": "assistant", "askId": "1", "blocks": ["b"]},
+    {"id": "3", "role": "assistant", "askId": "1", "blocks": ["c", "d", "e"], "useful": True},
+    blocks=(
+        cherry_block("a", "main_text", ASKED), cherry_block("b", "main_text", OTHER),
+        cherry_block("c", "thinking", "7?"),
+        cherry_block("d", "tool", "lost", toolId="look_up", toolName="look_up", arguments={"order": "7"}),
+        cherry_block("e", "main_text", DONE),
+    ),
+)  # fmt: skip
+AGNAI: list[dict[str, Any]] = [
+    {"_id": "1", "characterId": "imported", "handle": "Desk", "name": "Desk", "msg": "Welcome."},
+    {"_id": "2", "parent": "1", "userId": "u1", "handle": "Ann", "name": "Ann", "msg": ASKED},
+    {"_id": "3", "parent": "2", "userId": "u1", "handle": "Ann", "name": "Ann", "msg": "(a note)", "ooc": True},
+    {"_id": "4", "parent": "3", "characterId": "imported", "handle": "Desk", "name": "Desk", "msg": DONE},
+]
+RISU: list[dict[str, Any]] = [
+    {"role": "char", "data": "Welcome.", "time": 1},
+    {"role": "user", "data": ASKED, "time": 2},
+    {"role": "char", "data": "a note", "time": 3, "disabled": True},
+    {"role": "char", "data": DONE, "time": 4, "generationInfo": {"model": "m"}},
+]
+GOOSE: list[dict[str, Any]] = [
+    {"role": "user", "created": 1, "content": [{"type": "text", "text": ASKED}]},
+    {"role": "assistant", "created": 2, "content": [
+        {"type": "thinking", "thinking": "7?", "signature": "x"},
+        {"type": "toolRequest", "id": "c1", "toolCall": {
+            "status": "success", "value": {"name": "look_up", "arguments": {"order": "7"}}}}]},
+    {"role": "user", "created": 3, "content": [
+        {"type": "toolResponse", "id": "c1", "toolResult": {
+            "status": "success", "value": [{"type": "text", "text": "lost"}]}}]},
+    {"role": "assistant", "created": 4, "content": [{"type": "text", "text": DONE}]},
+]  # fmt: skip
+OPENCODE: list[dict[str, Any]] = [
+    {"info": {"id": "m1", "role": "user", "sessionID": "s"}, "parts": [{"id": "p", "type": "text", "text": ASKED}]},
+    {"info": {"id": "m2", "role": "assistant", "sessionID": "s", "parentID": "m1"}, "parts": [
+        {"type": "step-start"}, {"type": "reasoning", "text": "7?"},
+        {"type": "tool", "callID": "c1", "tool": "look_up", "state": {
+            "status": "completed", "input": {"order": "7"}, "output": "lost", "title": "", "metadata": {}}},
+        {"type": "step-finish", "reason": "tool-calls"}]},
+    {"info": {"id": "m3", "role": "assistant", "sessionID": "s", "parentID": "m1"}, "parts": [
+        {"type": "text", "text": DONE}]},
+]  # fmt: skip
 _CALLED = (
     '<details type="tool_calls" done="true" id="c1" name="look_up" '
     f'arguments="{html.escape(json.dumps(json.dumps({"order": "7"})))}" '
@@ -210,6 +317,89 @@ PROGRAM_FILES = (
         known_by="`sessionId` and messages of the types `user` and `gemini`",
         reads="texts, thoughts as reasoning, and `toolCalls` with their results; messages for the user are left out",
         content={"sessionId": "0199", "projectHash": "a1", "startTime": "2025-11-20T10:00:00Z", "messages": GEMINI_CLI},
+        has_call=True,
+    ),
+    ProgramFile(
+        name="Gemini CLI, files of lines",
+        file="session-2026-04-20T10-00-0199.jsonl",
+        known_by="a first line with `sessionId` and `projectHash`, then messages, `$set` and `$rewindTo`",
+        reads="the newest version of each message, without turns that the user took back, up to the first summary",
+        content=GEMINI_CLI_LINES,
+        lines=True,
+        has_call=True,
+    ),
+    ProgramFile(
+        name="Big-AGI",
+        file="conversation_orders_2026-11-20.agi.json",
+        known_by="`systemPurposeId` and messages with `fragments`, or with `text` in older versions",
+        reads="texts, reasoning, calls and results; messages that are hidden from the model are left out",
+        content={"id": "c", "messages": BIG_AGI, "systemPurposeId": "Generic", "autoTitle": "Orders", "created": 1},
+        context="Be kind.",
+        has_call=True,
+    ),
+    ProgramFile(
+        name="Big-AGI, backup",
+        file="backup_chats_2026-11-20.agi.json",
+        known_by="`conversations` of the same form",
+        reads="the same",
+        content={"conversations": [{"id": "c", "messages": BIG_AGI, "systemPurposeId": "Generic", "created": 1}],
+                 "models": {"sources": []}, "folders": {"folders": [], "enableFolders": False}},
+        records="conversations",
+        context="Be kind.",
+        has_call=True,
+    ),
+    ProgramFile(
+        name="LobeChat",
+        file="LobeChat-session.json",
+        known_by="`exportType` and a `state` with `messages`",
+        reads="each topic of each session, calls with their results, and the system prompt of the session",
+        content=lobe_chat(*LOBE_CHAT),
+        context="Be kind.",
+        has_call=True,
+    ),
+    ProgramFile(
+        name="Cherry Studio",
+        file="data.json",
+        known_by="`indexedDB` with `topics`, and `localStorage`",
+        reads="each topic, of several replies the useful one or else the first one, calls with their results, and the "
+              "prompt of the assistant. A cleared context begins another chat",
+        content=CHERRY_STUDIO,
+        context="Be kind.",
+        has_call=True,
+    ),
+    ProgramFile(
+        name="Agnai",
+        file="chat-0199.json",
+        known_by="messages with `msg` and `handle`, `userId` or `characterId`",
+        reads="the messages, without those out of character, and the scenario of the chat",
+        content={"name": "Exported", "greeting": "Welcome.", "sampleChat": "", "scenario": "Be kind.",
+                 "treeLeafId": "4", "messages": AGNAI},
+        context="Be kind.\n\nYou opened the conversation: Welcome.",
+    ),
+    ProgramFile(
+        name="RisuAI",
+        file="Desk_2026-11-20.json",
+        known_by="`type`, which is risuChat or `risuAllChats`",
+        reads="the messages that are not disabled, and the note of the chat",
+        content={"type": "risuAllChats", "ver": 1, "data": [
+            {"message": RISU, "note": "Be kind.", "name": "Orders", "localLore": []}]},
+        context="Be kind.\n\nYou opened the conversation: Welcome.",
+    ),
+    ProgramFile(
+        name="goose",
+        file="20261120_1.jsonl",
+        known_by="a first line with `working_dir`, then messages, or a conversation next to it",
+        reads="texts, reasoning, `toolRequest` and `toolResponse`, up to the first summary",
+        content=[{"id": "s", "working_dir": "/shop", "description": "Orders", "message_count": 4}, *GOOSE],
+        lines=True,
+        has_call=True,
+    ),
+    ProgramFile(
+        name="opencode",
+        file="session.json",
+        known_by="`info`, and messages with `info` and `parts`",
+        reads="texts, reasoning and tools with their results, up to the first summary",
+        content={"info": {"id": "s", "title": "Orders"}, "messages": OPENCODE},
         has_call=True,
     ),
     ProgramFile(
@@ -381,5 +571,12 @@ REFUSED = (
      "a card describes a character and has no chat. Export the chats"),
     ("KoboldAI's stories", {"gamestarted": True, "prompt": f"\nYou: {ASKED}", "actions": [f"\nDesk: {DONE}"]},
      "a story of KoboldAI does not say who wrote which part. Write its turns as a list"),
+    ("Google Takeout", {"header": "Gemini Apps", "title": f"Prompted {ASKED}", "time": "2026-11-20T09:00:00Z",
+                        "safeHtmlItem": [{"html": f"<p>{DONE}</p>"}]},
+     "an activity of Google's Takeout has one prompt with a reply in HTML, and does not say to which chat"),
+    ("Copilot Chat", {"responderUsername": "Copilot", "requests": [{"message": {"text": ASKED}, "response": []}]},
+     "an export of Copilot Chat is not read, because it lacks what the model read"),
+    ("Zed", {"title": "Orders", "messages": [{"User": {"content": [{"Text": ASKED}]}}, "Resume"]},
+     "threads of Zed are not read: each message is under a key User or Agent. Write the messages as a list"),
 )  # fmt: skip
 """Files of such programs without a chat that can be read, each with the reason."""

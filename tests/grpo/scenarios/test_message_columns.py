@@ -118,6 +118,16 @@ def read_guessed(path: Path) -> tuple[list[str], list[str]]:
     return record.data["user_responses"], record.data.get("expected", {}).get("responses", [])
 
 
+@pytest.mark.parametrize("mark", ["is_deleted", "hidden"])
+def test_a_row_that_was_deleted_is_left_out(tmp_path: Path, mark: str) -> None:
+    """Its text would be a part of the next reply."""
+    rows = [{"chat_id": "a", mark: False, **row} for row in chat("role", "content")]
+    rows.insert(1, {"chat_id": "a", mark: True, "role": "bot", "content": "gone"})
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_guessed(path) == ([ASKED, AGAIN], [ANSWERED])
+
+
 @pytest.mark.parametrize("document", NESTED.values(), ids=NESTED)
 def test_the_list_of_messages_is_found_at_any_place(tmp_path: Path, document: Any) -> None:
     """By the names of users and agents among its values."""
@@ -154,6 +164,11 @@ def test_rows_of_one_conversation_are_one_chat(tmp_path: Path, rows: list[dict[s
         ({"chosen": "Human: a", "rejected": "Human: b"}, "is a preference pair, and a scenario is one chat"),
         ({"messages": "Ann: Hi."}, "Write the turns of the text as a list of messages"),
         ({"messages": [*chat("role", "content"), {"role": "bot", "content": "x", "public": False}]}, "is not public"),
+        ({"messages": [*chat("role", "content"), {"role": "bot", "content": "x", "hidden": True}]}, "hidden is true"),
+        ({"messages": [*chat("role", "content"), {"role": "bot", "content": "x", "isDeleted": True}]},
+         "the user does not see message 3: isDeleted is true"),
+        ({"messages": [*chat("role", "content"), {"role": "bot", "content": "x", "usedTools": [{"tool": "look_up"}]}]},
+         "message.usedTools cannot be read: it has calls or results of tools"),
         ({"messages": [{"role": "user", "content": ASKED, "children": [{"role": "bot"}]}]}, "children"),
         ({"input": ASKED, "output": ANSWERED, "previous_response_id": "r"}, "another response"),
         ({"input": ASKED, "output": [{"type": "web_search_call", "id": "w"}]}, "the API made this call itself"),

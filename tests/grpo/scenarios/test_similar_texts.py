@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import random
 import string
+from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -52,7 +54,7 @@ def test_all_pairs_of_random_texts_are_those_of_the_comparison_text_by_text(
 ):
     """Sentences of 12 words of 20, each of which a copy differs from in a few, in blocks of any size."""
     monkeypatch.setattr(similar_texts, "_MOST_PAIRS", block)
-    monkeypatch.setattr(similar_texts, "_MOST_COMPARED", 64)
+    monkeypatch.setattr(similar_texts, "_MOST_BITS", 2**16)
     rng = random.Random(1)
     words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 8))) for _ in range(20)]
     texts = [rng.choices(words, k=12) for _ in range(60)]
@@ -71,3 +73,26 @@ def test_all_pairs_of_random_texts_are_those_of_the_comparison_text_by_text(
         index.add(str(k), text)
     nearest = [index.find(text) for text in right]
     assert {j for _, j, _ in expected} == {j for j, match in enumerate(nearest) if match is not None}
+
+
+def test_long_texts_of_the_same_words_are_told_apart_by_their_bits(monkeypatch: pytest.MonkeyPatch):
+    """190 words of 220 syllables: two texts share a third of their shingles, and nearly all of 256 bits are set in each.
+
+    Only the pairs that are similar, a text and its copy with one other word, are compared shingle by shingle.
+    """
+    compared = []
+
+    def count(left: TextSet, right: TextSet, lefts: Any, rights: Any, threshold: float) -> Any:
+        compared.append(len(lefts))
+        return compare(left, right, lefts, rights, threshold)
+
+    compare = similar_texts._compared
+    monkeypatch.setattr(similar_texts, "_compared", count)
+    rng = random.Random(2)
+    words = [f"{a}{b}{c}" for a in "bdfglmnprst" for b in "aeiou" for c in ("ck", "nd", "rt", "st")]
+    texts = [" ".join(rng.choices(words, k=190)) for _ in range(40)]
+    runs = [shingles(text) for text in texts]
+    assert min(similarity(a, b) for a, b in combinations(runs, 2)) > 0.25
+    pairs = similar(texts, [text + " zzzzz" for text in texts], 0.8)
+    assert [(left, right) for left, right, _ in pairs] == [(k, k) for k in range(40)]
+    assert compared == [40]

@@ -86,7 +86,9 @@ def test_each_program_has_a_file():
     """Each record of a file belongs to one program, and each program has a row or a refusal."""
     names = {program.name for program in PROGRAMS}
     rows = {re.split(r"[,]", program.name)[0] for program in PROGRAM_FILES}
-    assert names - rows == {"character cards", "KoboldAI"}
+    refused = {"character cards", "KoboldAI", "Google Takeout", "Copilot Chat", "Zed"}
+    assert names - rows == {*refused, "BFCL", "BFCL, answers"}
+    assert len(REFUSED) == len(refused)
 
 
 @pytest.mark.parametrize(("name", "document", "reason"), REFUSED, ids=[row[0] for row in REFUSED])
@@ -306,3 +308,69 @@ def test_texts_of_strangers_are_read_in_time_that_grows_with_their_length(unit: 
     try_call(partial(with_written_calls, messages, None))
     try_call(partial(openai_messages, messages, ChatColumns()))
     assert time.thread_time() - began < 10
+
+
+def next_chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A session of NextChat without messages in its mask. The program writes times in the words of its language."""
+    dated = [
+        {"id": str(number), "date": "11/20/2026, 9:00:00 AM", **message} for number, message in enumerate(messages)
+    ]
+    return {"id": "s", "topic": "Orders", "mask": {"context": []}, "messages": dated, **fields}
+
+
+def test_calls_of_next_chat_are_read_with_their_results(tmp_path: Path):
+    """They are in the message with the reply."""
+    tools = [{"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": "7"}'},
+              "content": "lost", "isError": False}]  # fmt: skip
+    messages = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": DONE, "tools": tools}]
+    record = read(tmp_path, next_chat(*messages, {"role": "user", "content": "Thanks."}))
+    assert record.data is not None, record.problem
+    assert (record.data["user_responses"], record.data["expected"]) == ([ASKED, "Thanks."], {"responses": [DONE]})
+    assert record.data["world"] == {"recorded": [CALL]}
+    messages[1]["tools"] = ["look_up"]
+    assert (read(tmp_path, next_chat(*messages)).problem or "").startswith("tools of message 1 are not calls")
+
+
+def test_messages_from_before_next_chat_cleared_the_context_are_left_out(tmp_path: Path):
+    """The model did not read them. They are counted."""
+    earlier = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": OTHER}]
+    later = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": DONE}]
+    record = read(tmp_path, next_chat(*earlier, *later, clearContextIndex=2))
+    assert record.data is not None, record.problem
+    assert (record.data["user_responses"], record.data["expected"]) == ([ASKED], {"responses": [DONE]})
+    assert "record.messages: messages from before the context was cleared" in record.ignored
+
+
+def test_the_prompt_of_hugging_chat_is_read_and_its_tools_are_not_left_out(tmp_path: Path):
+    """Its first message is an empty system message. Calls are among the updates of a message."""
+    messages: list[dict[str, Any]] = [
+        {"from": "system", "content": ""}, {"from": "user", "content": ASKED}, {"from": "assistant", "content": DONE},
+    ]  # fmt: skip
+    record = read(tmp_path, {"preprompt": "Be kind.", "messages": messages})
+    assert record.data is not None, record.problem
+    assert record.data["context"] == "Be kind."
+    messages[2]["updates"] = [{"type": "status"}, {"type": "tool", "subtype": "call", "call": {"name": "look_up"}}]
+    problem = "message.updates cannot be read: it has calls or results of tools; message 2"
+    assert (read(tmp_path, {"messages": messages}).problem or "").startswith(problem)
+
+
+def test_files_next_to_the_messages_are_not_left_out(tmp_path: Path):
+    """The question may be about them."""
+    record = read(tmp_path, {"messages": [U, A], "attachments": [{"name": "a.png"}]})
+    assert (record.problem or "").startswith("record.attachments cannot be read: content other than text is not read")
+
+
+def test_calls_of_plugins_of_librechat_are_not_left_out(tmp_path: Path):
+    """Older versions had plugins instead of parts with calls."""
+    (program,) = [program for program in PROGRAM_FILES if program.name == "LibreChat"]
+    content = json.loads(program.text())
+    content["messages"][-1]["plugin"] = {"latest": "look_up", "inputs": [{"plugin": "look_up"}]}
+    assert (read(tmp_path, content).problem or "").startswith("calls of plugins, as LibreChat had them first")
+
+
+def test_forks_of_a_message_of_chatbox_are_counted(tmp_path: Path):
+    """The shown one is in the list of messages."""
+    (program,) = [program for program in PROGRAM_FILES if program.name == "Chatbox"]
+    content = json.loads(program.text())
+    content["session:s"]["messageForksHash"] = {"2": {"position": 0, "lists": [{"id": "f", "messages": []}]}}
+    assert any("other replies" in reason for reason in read(tmp_path, content).ignored)

@@ -95,4 +95,11 @@ def test_a_session_has_at_most_two_thousand_messages_and_any_number_of_events(tm
     """2,001 items are too many. 3,000 events are left out."""
     events = codex_lines()[1:2] * 3_000
     assert read(tmp_path, *codex_lines(QUESTION), *events, *codex_lines(REPLY)[3:]).problem is None
-    assert read(tmp_path, *codex_lines(*[QUESTION] * 2_001)).problem == "over-long chat: 2001 messages, at most 2000"
+    too_long = "over-long chat: over 2000 messages. Delete lines at the end of the file"
+    assert read(tmp_path, *codex_lines(*[QUESTION] * 2_001)).problem == too_long
+
+
+def test_a_long_session_is_not_cut_at_the_line_that_is_too_many(tmp_path: Path):
+    """Of 2,010 items 20 are not read, so that the chat has 1,990. Without the reply at the end it would be another."""
+    items = [*[QUESTION] * 1_989, *[{"type": "ghost_snapshot"}] * 20, REPLY]
+    assert (read(tmp_path, *codex_lines(*items)).problem or "").startswith("over-long chat")

@@ -158,3 +158,21 @@ def test_a_row_with_more_than_a_text_quarantines_its_conversation(tmp_path: Path
     assert is_read or (record.problem or "").startswith("content other than text is not read: column Photo")
     (left,) = read(tmp_path / "a.jsonl", rows, speaker="who", text="text", without={"text": [""]})
     assert turns(left)[0] == ["Hi."]
+
+
+@pytest.mark.parametrize(
+    ("column", "place"),
+    [
+        ({"tool_calls": [{"id": "c1"}]}, "tool_calls"),
+        ({"metadata": {"tool_calls": [{"tool": {"id": "c1"}}]}}, "metadata.tool_calls"),
+        ({"tools": '{"toolResults": {"c1": "lost"}}'}, "tools.toolResults"),
+    ],
+)
+def test_calls_in_another_column_are_not_left_out(tmp_path: Path, column: dict[str, Any], place: str) -> None:
+    """Jan keeps them in the metadata of a message. Without them the reply would come from nothing."""
+    rows: list[dict[str, Any]] = [{"role": "user", "text": ASKED}, {"role": "bot", "text": ANSWERED, **column}]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
+    assert (record.problem or "").startswith(f"column {place} has calls or results of tools")
+    rows[1] = {"role": "bot", "text": ANSWERED, "metadata": {"tool_calls": []}, "tool_calls": []}
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
+    assert turns(record) == ([ASKED], [ANSWERED])

@@ -81,3 +81,51 @@ def test_a_tree_with_something_else_in_it_is_quarantined(tmp_path: Path, record:
     path.write_text(json.dumps([record]))
     (read,) = read_records(ChatSource(kind="openai_messages", path=str(path)))
     assert read.problem == problem
+
+
+def _fragments(parent: str, kind: str, text: str, time: str | None) -> dict[str, Any]:
+    """A node of DeepSeek's export."""
+    return {"parent": parent, "children": [], "message": {
+        "files": [], "inserted_at": time, "fragments": [{"type": kind, "content": text}]}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("time", "reply"), [("2026-01-01T09:00:0{}.5+08:00", "Lost."), (None, "No.")])
+def test_the_newest_reply_of_deepseek_is_found_by_its_time(tmp_path: Path, time: str | None, reply: str):
+    """Keys may be in the order of digits. A question may have the time of its reply. Without times the last is read."""
+    nodes = {
+        "root": {"parent": None, "children": [], "message": None},
+        "1": _fragments("root", "REQUEST", "Where is it?", time and time.format(9)),
+        "10": _fragments("1", "RESPONSE", "Lost.", time and time.format(9)),
+        "2": _fragments("1", "RESPONSE", "No.", time and time.format(2)),
+    }
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([{"id": "c", "mapping": nodes}]))
+    [record] = read_records(guess_source(path))
+    assert record.data is not None, record.problem
+    assert record.data["expected"]["responses"] == [reply]
+
+
+@pytest.mark.parametrize(
+    "fragment", [{"type": "SEARCH", "results": [{"url": "x"}]}, {"type": "FILE", "files": [{"file_name": "a.png"}]}]
+)
+def test_a_search_and_a_file_of_deepseek_quarantine_the_chat(tmp_path: Path, fragment: dict[str, Any]):
+    """The model read what the export does not have."""
+    nodes = {"1": _fragments("root", "REQUEST", "Where is it?", None), "root": {"parent": None, "message": None}}
+    nodes["1"]["message"]["fragments"].insert(0, fragment)
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([{"id": "c", "mapping": dict(reversed(nodes.items()))}]))
+    [record] = read_records(ChatSource(kind="openai_messages", path=str(path)))
+    assert record.problem == f"a fragment {fragment['type']} cannot be read. Only texts and thoughts are read"
+
+
+def test_the_users_own_instructions_are_the_system_prompt(tmp_path: Path):
+    """ChatGPT hides the message from the page, and reads it before each chat."""
+    chat = _chat()
+    own = {"content_type": "user_editable_context", "user_profile": "I run a shop.", "user_instructions": "Be kind."}
+    hidden = {"is_visually_hidden_from_conversation": True, "is_user_system_message": True}
+    chat["mapping"]["hidden"]["message"] |= {"content": own, "metadata": hidden}
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([chat]))
+    [record] = read_records(guess_source(path))
+    assert record.data is not None, record.problem
+    assert record.data["context"] == "I run a shop.\n\nBe kind."

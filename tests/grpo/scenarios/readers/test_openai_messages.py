@@ -365,3 +365,33 @@ def test_every_part_beside_texts_is_refused(tmp_path: Path, kind: Any) -> None:
     (name,) = get_args(get_args(get_type_hints(kind, include_extras=True)["type"])[0])
     (read,) = records(tmp_path, {"messages": [{"role": "user", "content": [{"type": name}]}]})
     assert read.problem == f"content is not text: part {name} in message 0"
+
+
+TURN = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "It is lost."}]
+
+
+@pytest.mark.parametrize("key", ["system_prompt", "systemPrompt", "systemMessage", "system_instruction", "systemRole"])
+def test_a_system_prompt_next_to_the_messages_is_read(tmp_path: Path, key: str) -> None:
+    """Unless the messages begin with one."""
+    (record,) = records(tmp_path, {key: "Be kind.", "messages": TURN})
+    assert record.data is not None, record.problem
+    assert record.data["context"] == "Be kind."
+    (record,) = records(tmp_path, {key: "Be kind.", "messages": [{"role": "system", "content": "Be brief."}, *TURN]})
+    assert record.data is not None, record.problem
+    assert record.data["context"] == "Be brief."
+    assert f"record.{key}: unknown" in record.ignored
+
+
+def test_a_system_prompt_in_an_object_is_not_left_out(tmp_path: Path) -> None:
+    """It may be the chat's, so that the settings have to say so. With another system prompt it is not needed."""
+    params = {"chatParams": {"temperature": 0.5, "systemMessage": "Be kind."}}
+    (record,) = records(tmp_path, {**params, "messages": TURN})
+    assert (record.problem or "").startswith("a system prompt at chatParams.systemMessage is not read. If the agent")
+    (record,) = records(tmp_path, {**params, "messages": [{"role": "system", "content": "Be brief."}, *TURN]})
+    assert record.data is not None, record.problem
+    path = tmp_path / "named.jsonl"
+    path.write_text(json.dumps({**params, "messages": TURN}))
+    names = {"system": "chatParams.systemMessage"}
+    (record,) = read_records(ChatSource(kind="openai_messages", path=str(path), names=names))
+    assert record.data is not None, record.problem
+    assert record.data["context"] == "Be kind."

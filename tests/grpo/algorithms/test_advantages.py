@@ -128,6 +128,8 @@ def test_each_trajectory_has_its_terminal_reward():
     with pytest.raises(ValueError, match="shorter"):
         turn_advantages([[1], [0]], np.array([0.0]), scale_by_std=False)
     assert turn_advantages([], np.array([]), scale_by_std=False) == []
+    with pytest.raises(ValueError, match="shorter"):
+        state_advantages([["s"], ["s"]], [[1.0], [0.0]], np.array([0.0]), discount=0.5, scale_by_std=False)
 
 
 def test_turns_in_one_state_are_compared_by_their_discounted_returns():

@@ -69,10 +69,11 @@ class LogTable:
 
 def find_tables(folder: Path) -> list[LogTable]:
     """All Parquet files of the log in this folder by kind, day and name."""
-    return [table for kind in KINDS for day in _listed(folder / kind) for table in _tables_of_day(day)]
+    return [table for kind in KINDS for day in _listed(folder / kind) for table in tables_in(day)]
 
 
-def _tables_of_day(day: str) -> Iterator[LogTable]:
+def tables_in(day: Path | str) -> Iterator[LogTable]:
+    """Parquet files in the folder of a kind and day, by name."""
     tables = [_table(Path(path)) for path in _listed(day) if path.endswith(_SUFFIX)]
     merged = {name for table in tables if table.is_merged for name in table.segments}
     for table in tables:

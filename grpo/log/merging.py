@@ -29,6 +29,7 @@ from grpo.log.log_tables import (
     TURNS,
     LogTable,
     find_tables,
+    tables_in,
 )
 from grpo.log.segments import exclusive, open_private, sync_folder
 from grpo.log.tables import DAMAGE, MERGED_VERSION, SEGMENT, VERSION_KEY
@@ -51,10 +52,10 @@ def merge_days(folder: Path, *, today: date | None = None) -> int:
     """
     last = (today or datetime.now(UTC).date()) - timedelta(days=1)
     count = 0
-    for day in sorted(_days(folder)):
+    for day, places in sorted(_days(folder).items()):
         if day < f"{last:%Y%m%d}":
             with storage_errors(str(folder)), exclusive(folder):  # one lock per day, so that an erasure can run between
-                count += _merge_day(folder, day)
+                count += _merge_day(folder, day, sorted(places))
     with storage_errors(str(folder)), exclusive(folder):
         remove_merged(folder, before=time() - _READABLE_S)
     return count
@@ -86,25 +87,31 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _days(folder: Path) -> dict[str, set[str]]:
-    """Compacted but unmerged segments, by the day on which they began, e.g. `20261122`."""
-    days = defaultdict(set)
-    for table in ServedLog(folder).tables():
-        if not table.is_merged:
-            days[table.name[:8]].add(table.name)
+def _days(folder: Path) -> dict[str, set[Path]]:
+    """Days on which segments began that are compacted but not merged, e.g. `20261122`, and the folders of their tables.
+
+    A day is left out if one of its segments is still being written or compacted.
+    """
+    log, days = ServedLog(folder), defaultdict(set)
+    written = {name[:8] for name in log.segments()}  # before the tables: a segment is deleted after its compaction
+    for table in log.tables():
+        if not table.is_merged and table.name[:8] not in written:
+            days[table.name[:8]].add(table.path.parent)
     return days
 
 
-def _merge_day(folder: Path, day: str) -> bool:
-    """Merge the segments that began on a day. False if there are fewer than two, or if one is still being written."""
-    log = ServedLog(folder)
-    names = sorted(_days(folder).get(day, ()))
-    if len(names) < 2 or any(name.startswith(day) for name in log.segments()):
-        return False
+def _merge_day(folder: Path, day: str, listed: Sequence[Path]) -> bool:
+    """Merge the segments that began on a day and have tables in the listed folders.
+
+    Returns False if there are fewer than two, or if one is still being written.
+    """
     places: dict[Path, list[LogTable]] = defaultdict(list)
-    for table in log.tables():
-        if table.name in names:
+    for table in (table for place in listed for table in tables_in(place)):
+        if table.name.startswith(day) and not table.is_merged_already:
             places[table.path.parent].append(table)
+    names = sorted({table.name for tables in places.values() for table in tables})
+    if len(names) < 2 or any(name.startswith(day) for name in ServedLog(folder).segments()):
+        return False
     stem = f"{MERGED}{day}-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:12]}"
     written: dict[Path, Path] = {}
     try:

@@ -30,11 +30,12 @@ class Clock(segments.datetime):
     """Clock of the names of segments, which begin at noon and a second later each."""
 
     count = 0
+    day = timedelta(0)
 
     @classmethod
     def now(cls, tz=None):
         cls.count += 1
-        return NOON + timedelta(seconds=cls.count)
+        return NOON + cls.day + timedelta(seconds=cls.count)
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +97,21 @@ def test_yesterday_and_a_day_that_is_still_written_are_left(tmp_path: Path):
     compact(tmp_path)
     assert merge_days(tmp_path, today=LATER) == 0
     assert ids(read(tmp_path)) == ["a", "b", "c", "d", "f", "late"]
+
+
+@pytest.mark.parametrize("days", [2, 6])
+def test_the_tables_of_all_days_are_listed_once(days: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A backlog of a year has 87,600 tables, and each of its days has only a few hundred of them."""
+    for day in range(days):
+        monkeypatch.setattr(Clock, "day", timedelta(days=day))
+        for name in ("a", "b"):
+            write(tmp_path, turn(f"{name}{day}", time=NOON + timedelta(days=day)))
+    compact(tmp_path)
+    listings, tables = [], ServedLog.tables
+    monkeypatch.setattr(ServedLog, "tables", lambda log: listings.append(log) or tables(log))
+    assert merge_days(tmp_path, today=LATER + timedelta(days=days)) == days
+    assert len(listings) == 1
+    assert ids(read(tmp_path)) == sorted(f"{name}{day}" for name in ("a", "b") for day in range(days))
 
 
 def test_a_snapshot_reads_the_same_before_and_after_merging(tmp_path: Path):

@@ -76,7 +76,7 @@ def test_all_pairs_of_random_texts_are_those_of_the_comparison_text_by_text(
 
 
 def test_long_texts_of_the_same_words_are_told_apart_by_their_bits(monkeypatch: pytest.MonkeyPatch):
-    """190 words of 220 syllables: two texts share a third of their shingles, and nearly all of 256 bits are set in each.
+    """190 words of 220 syllables: two texts share a third of their shingles, and nearly all of 256 bits are set.
 
     Only the pairs that are similar, a text and its copy with one other word, are compared shingle by shingle.
     """

@@ -638,3 +638,34 @@ def test_an_error_in_a_callback_ends_the_engine_process_and_one_of_a_task_does_n
     assert codes == [1]
     assert "a pass failed" in caplog.text
     assert "pop from empty list" in caplog.text
+
+
+class _Unkillable:
+    """A process that waits for a device, so that a signal does not end it."""
+
+    pid, exitcode = 4711, None
+
+    def kill(self) -> None:
+        """It is noted by the system."""
+
+    def join(self, timeout: float | None = None) -> None:
+        assert timeout is not None, "it would wait for ever"
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def test_a_process_that_cannot_be_killed_holds_up_no_next_version(
+    policy: TransformersPolicy, caplog: pytest.LogCaptureFixture
+):
+    """The watch for versions and the end of the server go on, and the log names the process."""
+
+    async def play() -> None:
+        async with _engine(policy) as engine:
+            real = engine._policy._process
+            engine._policy._process = _Unkillable()  # type: ignore[assignment]
+        real.kill()
+        real.join()
+
+    _run(play())
+    assert "the engine process 4711 was killed and has not ended after 30 s" in caplog.text

@@ -54,10 +54,8 @@ _CONTEXT = (
 On macOS each engine process imports PyTorch itself, because macOS frameworks break after a fork. The server itself does
 not import it."""
 _CONTEXT.set_forkserver_preload(["grpo.serving.engine.process"])
-_END_S = 1.0
-"""Longest wait for a process to end after its connection has closed."""
-_KILLED_S = 30.0
-"""Longest wait for a killed process to give its memory back."""
+_END_S, _KILLED_S = 1.0, 30.0
+"""Longest waits for a process to end after its connection has closed, and after it was killed."""
 
 
 def start_forkserver() -> None:
@@ -133,20 +131,14 @@ class ProcessPolicy:
         return f"the engine process ended with exit code {code}" if code is not None else "the engine process was lost"
 
     def close(self, *, wait_s: float = _KILLED_S) -> None:
-        """Kill the process, which has nothing to save, and wait up to `wait_s` until its memory is free again.
-
-        A killed process that waits for a device does not end. It holds up neither the next version nor the server.
-        """
+        """Kill the process, which has nothing to save, and wait up to `wait_s` until its memory is free again."""
         self.connection.close()
         self.heartbeat.close()
         self._process.kill()
         self._process.join(wait_s)
-        if self._process.is_alive():
-            logger.error(
-                "the engine process %d was killed and has not ended after %.0f s. Look at its device, which keeps its "
-                "memory until then",
-                *(self.pid, wait_s),
-            )
+        if self._process.is_alive():  # it waits for a device, and must not hold up the next version
+            message = "the engine process %d was killed and has not ended after %.0f s. Look at its device"
+            logger.error(message, self.pid, wait_s)
         atexit.unregister(self._process.kill)
 
 

@@ -76,6 +76,8 @@ with warnings.catch_warnings():
             """Time by which the server's clock is ahead of the clock of this machine."""
             self._is_away = False
             """True after a pass in which the server did not answer."""
+            self._proposed: set[UUID] = set()
+            """Runs that are being started and have a deployment."""
 
         async def __aexit__(self, *error: Any) -> None:
             """Wait for the runs, and end the fork servers."""
@@ -157,8 +159,17 @@ with warnings.catch_warnings():
                     logger.warning("Prefect's server answers this worker again")
                 self._is_away = False
 
+        async def _propose_pending_state(self, flow_run: FlowRun) -> bool:
+            """Note that the run is started."""
+            self._proposed.add(flow_run.id)
+            return await super()._propose_pending_state(flow_run)
+
         async def _submit_run(self, flow_run: FlowRun) -> None:
-            """Start a run. If the server does not answer, it stays scheduled, and the other runs go on."""
+            """Start a run. If the server does not answer, it stays scheduled, and the other runs go on.
+
+            If its deployment was deleted, it is cancelled. Prefect's worker would keep its place below `--limit`, so
+            that it takes no run any more.
+            """
             try:
                 await super()._submit_run(flow_run)
             except _NO_ANSWER as error:
@@ -171,6 +182,11 @@ with warnings.catch_warnings():
                 self._submitting_flow_run_ids.discard(flow_run.id)
                 if self._cancelling_observer is not None:
                     self._cancelling_observer.remove_in_flight_flow_run_id(flow_run.id)
+            else:
+                if flow_run.id not in self._proposed:
+                    self._release_limit_slot(flow_run.id)
+            finally:
+                self._proposed.discard(flow_run.id)
 
         async def _cancel_run(self, flow_run_id: UUID) -> None:
             """Cancel a run. If the server does not answer, it stays Cancelling, and the other runs go on."""

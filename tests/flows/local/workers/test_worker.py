@@ -210,6 +210,26 @@ def test_a_run_that_cannot_be_started_now_ends_no_other(pool: str, monkeypatch: 
     assert anyio.run(poll) == [run]
 
 
+def test_a_run_without_a_deployment_keeps_no_place(pool: str, monkeypatch: pytest.MonkeyPatch):
+    """It was deleted while the run went on, which then crashed and came back. The worker may have a single place."""
+    from prefect.exceptions import ObjectNotFound
+
+    run = _scheduled_run(pool)
+
+    async def poll() -> None:
+        async with _worker(pool) as worker:
+            gone = ObjectNotFound(http_exc=_refusal(404))
+            monkeypatch.setattr(worker.client, "read_deployment", _failing(None, gone))
+            assert [taken.id for taken in await worker.get_and_submit_flow_runs()] == [run]
+            assert worker.limiter.borrowed_tokens == 1
+            with anyio.fail_after(240):
+                while worker.limiter.borrowed_tokens:
+                    await anyio.sleep(0.01)
+            assert (await worker.client.read_flow_run(run)).state.is_cancelled()
+
+    anyio.run(poll)
+
+
 def test_a_run_that_cannot_be_cancelled_now_ends_no_other(pool: str, monkeypatch: pytest.MonkeyPatch):
     """The server fails when the worker asks for the run that is to be cancelled."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import signal
 import socket
@@ -33,7 +34,10 @@ import psutil
 from grpo.errors import ConfigError
 from grpo.storage.files import is_full, storage_error, storage_errors, write_atomically
 from grpo.storage.locks import file_lock
+from grpo_local.processes import kill_all, process_identity, processes_with_variable
 from grpo_local.service_logs import rotating
+
+logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
@@ -43,13 +47,9 @@ _MARK = "GRPO_SERVICE"
 """Environment variable that marks the processes of a service."""
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes started by this one, by id. They have to be polled, because otherwise they stay in the process table."""
-_BOOT, _LOCKS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/locks")
+_LOCKS = Path("/proc/locks")
 _LOCK_FIELDS = 8
 """Words of a line such as `1: FLOCK ADVISORY READ 1234 fd:01:5678 0 EOF`, with a process and an inode."""
-_STARTED = 22 - 3
-"""Field 22 of /proc/PID/stat, in ticks since the boot, counted after the name, because the name may have blanks. The
-first field after the name is field 3."""
-_KILL_TIMEOUT_S = 30.0
 WITH_PARENT = "grpo_local.with_parent"
 """Module that runs another module until the parent ends."""
 
@@ -137,7 +137,10 @@ class Service:
         with file_lock(self._file("start")):
             if self.process() is not None:
                 return self._recorded_address()
-            kill_all(self._marked)
+            try:
+                kill_all(self._marked)
+            except TimeoutError as error:  # e.g. it waits for a device or a network disk, and will not go on after that
+                logger.warning("%s. %s is started all the same", error, self.name)
             self._refuse_taken_port()
             return self._start()
 
@@ -361,40 +364,3 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def process_identity(process: psutil.Process) -> str:
-    """Identity of a process that no other process with the same id has.
-
-    It does not depend on the system clock, except on systems without /proc. Raises `OSError` or `psutil.NoSuchProcess`
-    if the process has ended.
-    """
-    if not _BOOT.exists():
-        return str(process.create_time())
-    after_name = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return f"{_BOOT.read_text(encoding='ascii').strip()} {int(after_name[_STARTED])}"
-
-
-def processes_with_variable(name: str) -> Iterator[tuple[str, psutil.Process]]:
-    """This user's processes with an environment variable, each after its value."""
-    for process in psutil.process_iter(["environ", "status"]):
-        environment = process.info["environ"] or {}  # another user's environment is not readable
-        if (value := environment.get(name)) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            yield value, process
-
-
-def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Kill the listed processes until the list is empty, because new children may start while it kills.
-
-    Raises `TimeoutError` if a process does not end.
-    """
-    deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while processes := find():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {[process.pid for process in processes]} were killed and did not end")
-        for process in processes:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        time.sleep(0.05)

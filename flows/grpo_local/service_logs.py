@@ -37,13 +37,18 @@ def rotate_logs(folder: Path, *, largest: int = LARGEST) -> None:
 
 
 def _rotate(path: Path) -> None:
+    """Copy the log, and only then move the old files. A full disk would otherwise cost one old file in each attempt."""
+    partial = path.with_name(f".{path.name}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as copy, path.open("rb") as log:
+            shutil.copyfileobj(log, copy)
+    except OSError:
+        partial.unlink()
+        raise
     for number in range(KEPT - 1, 0, -1):
         with suppress(FileNotFoundError):
             os.replace(f"{path}.{number}", f"{path}.{number + 1}")
-    partial = path.with_name(f".{path.name}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as copy, path.open("rb") as log:
-        shutil.copyfileobj(log, copy)
     os.replace(partial, f"{path}.1")
     os.truncate(path, 0)
 

@@ -57,8 +57,13 @@ class Segment:
         self.size += len(content)
 
     def close(self) -> None:
-        """Release the file and its lock."""
-        os.close(self._descriptor)
+        """Release the file and its lock.
+
+        An error is not raised, because all that was acknowledged is durable already. A network disk reports the error
+        of a write once more here.
+        """
+        with suppress(OSError):
+            os.close(self._descriptor)
 
 
 @contextmanager

@@ -293,18 +293,31 @@ class ServingLog:
         return (self.folder / ERASURES).stat().st_mtime_ns
 
     def _compact(self) -> None:
-        """Thread of compaction and retention, which runs after each segment, and if none ended for `segment_s`."""
+        """Thread of compaction and retention, which runs after each segment, and if none ended for `segment_s`.
+
+        If a step fails, the other steps are still done. On a full disk a compaction fails until the retention has
+        deleted a day.
+        """
         while self._compaction_is_due():
-            try:
-                compact(self.folder)
-                merge_days(self.folder)
-                if self._retention_days is not None:
-                    expire(self.folder, self._retention_days)
-            except Exception as error:  # it is tried again after the next segment
-                known = isinstance(error, (GRPOError, OSError))
-                self._counts.compaction_error = str(error) if known else one_line(error)
-            else:
-                self._counts.compaction_error = None
+            errors = [self._attempt(step) for step in (compact, merge_days, self._expire)]
+            failed = next((error for error in errors if error is not None), None)
+            if failed not in (None, self._counts.compaction_error):
+                logger.error(
+                    "the serving log is not compacted, which is tried again after the next segment: %s", failed
+                )
+            self._counts.compaction_error = failed
+
+    def _attempt(self, step: Callable[[Path], object]) -> str | None:
+        """Do a step of the compaction. Returns its error."""
+        try:
+            step(self.folder)
+        except Exception as error:  # of any library: it is tried again after the next segment
+            return str(error) if isinstance(error, (GRPOError, OSError)) else one_line(error)
+        return None
+
+    def _expire(self, folder: Path) -> None:
+        if self._retention_days is not None:
+            expire(folder, self._retention_days)
 
     def _compaction_is_due(self) -> bool:
         """Wait until a segment ends or `segment_s` has passed. False if the log closes."""

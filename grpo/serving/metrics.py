@@ -301,14 +301,18 @@ class _Retrainings(Collector):
         )
         for path in paths:
             try:
+                written = path.stat().st_mtime
+            except OSError:  # removed since it was listed
+                continue
+            try:
                 report: dict[str, Any] = json.loads(path.read_bytes())
                 verdict = str(report["verdict"])
                 curation = (report["triggers"] or {}).get("curation", {})
                 counts = [float(curation[name]) for name in ("records", "accepted") if curation]
                 joins = _joins(curation.get("served", {}))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 verdict, counts, joins = "unreadable", [], ({}, {})
-            ended.add_metric([path.parent.name, verdict], path.stat().st_mtime)
+            ended.add_metric([path.parent.name, verdict], written)
             for result, count in zip(("read", "accepted"), counts, strict=False):
                 records.add_metric([path.parent.name, result], count)
             for family, numbers in zip((turns, feedback), joins, strict=True):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import time
+import uuid
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -61,3 +65,39 @@ def test_a_stage_that_hangs_is_ended_and_its_flow_run_crashes(tmp_path: Path):
     assert run.state is not None
     assert run.state.is_crashed()
     assert run.state.message == "stage hanging made no progress for 2 s (compute.gpu_stages.no_progress_s)"
+
+
+class _ProxyPage(BaseHTTPRequestHandler):
+    def answer(self) -> None:
+        page = b"<html>Sign in</html>"
+        self.send_response(200)
+        self.send_header("content-length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    do_GET = do_POST = answer
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on standard error."""
+
+
+ENDING = """
+import sys, threading
+from grpo_flows.steps.stalls import _end
+
+watcher = threading.Thread(target=_end, args=("stage hanging made no progress", sys.argv[1]))
+watcher.start()
+watcher.join()
+"""
+
+
+def test_a_stage_that_hangs_is_ended_although_its_state_cannot_be_set():
+    """A proxy answers with its own page. An error of the watching thread would leave the stage alive for ever."""
+    with HTTPServer(("127.0.0.1", 0), _ProxyPage) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        environment = os.environ | {"PREFECT_API_URL": f"http://127.0.0.1:{proxy.server_port}/api"}
+        arguments = [sys.executable, "-c", ENDING, str(uuid.uuid4())]
+        process = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+        proxy.shutdown()
+    assert process.returncode == 1, process.stderr
+    assert "could not be set, and follows from the end of the process" in process.stderr

@@ -57,12 +57,15 @@ def ended_without_progress(stage: str, limit_s: float) -> Iterator[None]:
 
 
 def _end(reason: str, run: str | None) -> None:
-    logger.error("%s, so its process is ended", reason)
-    faulthandler.dump_traceback()
-    if run is not None:
-        try:
+    try:
+        logger.error("%s, so its process is ended", reason)
+        faulthandler.dump_traceback()
+        if run is not None:
             with get_client(sync_client=True) as client:
                 client.set_flow_run_state(UUID(run), Crashed(message=reason))
-        except (httpx.HTTPError, PrefectException) as error:  # the state follows from the end of the process
-            logger.warning("the state of flow run %s could not be set: %s", run, error)
-    os._exit(1)  # at once, because Prefect's handler of a signal would replace the message of the state
+    except (httpx.HTTPError, PrefectException, ValueError, OSError) as error:  # ValueError: a proxy answers with a page
+        logger.warning(
+            "the state of flow run %s could not be set, and follows from the end of the process: %s", run, error
+        )
+    finally:  # whatever has failed, because nothing else ends a stage that hangs
+        os._exit(1)  # at once, because Prefect's handler of a signal would replace the message of the state

@@ -104,13 +104,15 @@ class _Server:
     async def _read(self) -> None:
         """Pass the server's messages on until it ends. Then runs that are going on have no known exit code."""
         with suppress(OSError):
-            while line := await self.reader.readline():
+            while (line := await self.reader.readline()).endswith(b"\n"):  # a killed server may leave a part of a line
                 message = json.loads(line)
                 if "ended" in message:
-                    self._end(message["ended"]).set_result(message["returncode"])
+                    end = self.ends.get(message["ended"])
+                    if end is not None and not end.done():  # otherwise nothing waits for the process any more
+                        end.set_result(message["returncode"])
                 else:
                     if "forked" in message:
-                        self._end(message["forked"])
+                        self.ends[message["forked"]] = asyncio.get_running_loop().create_future()
                     self.replies.put_nowait(message)
         for end in self.ends.values():
             if not end.done():
@@ -125,9 +127,6 @@ class _Server:
         """Let it end when its runs have ended."""
         with suppress(OSError):
             self.writer.write_eof()
-
-    def _end(self, pid: int) -> asyncio.Future[int | None]:
-        return self.ends.setdefault(pid, asyncio.get_running_loop().create_future())
 
     async def fork(self, variables: Mapping[str, str]) -> ForkedProcess | None:
         """A process for a run. None if this server forks no more, because it has ended or its sources have changed."""
@@ -144,8 +143,10 @@ class _Server:
 
     async def wait(self, process: ForkedProcess) -> None:
         """Wait until a process has ended, and set its exit code. If the server has ended, the code is 1."""
-        code = await self.ends[process.pid]
-        del self.ends[process.pid]
+        try:
+            code = await self.ends[process.pid]
+        finally:  # also if the wait is cancelled, because the future is cancelled as well
+            del self.ends[process.pid]
         while code is None and _lives(process.pid):
             await anyio.sleep(_POLL_S)
         process.returncode = 1 if code is None else code
@@ -180,10 +181,15 @@ class ForkServers:
         key = folder, frozenset(common.items())
         async with self._starting.setdefault(key, asyncio.Lock()):
             server = self._servers.pop(key, None)
-            process = None if server is None else await server.fork(variables)
-            if server is None or process is None:
-                server = await self._start(folder, common)
-                process = await server.fork(variables)
+            try:
+                process = None if server is None else await server.fork(variables)
+                if server is None or process is None:
+                    server = await self._start(folder, common)
+                    process = await server.fork(variables)
+            except asyncio.CancelledError:  # its answer is read by nobody, and `close` would wait until it is idle
+                if server is not None:
+                    server.retire()
+                raise
             if process is None:
                 raise RuntimeError("the fork server ended at its start. The log of the worker has the reason")
             self._servers[key] = server  # the last one of the dictionary is the last one used

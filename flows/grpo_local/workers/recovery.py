@@ -33,7 +33,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
 from grpo_local.prefect_pages import STABLE, all_pages
-from grpo_local.service import kill_all, processes_with_variable
+from grpo_local.processes import KILL_TIMEOUT_S, kill_all, processes_with_variable
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,10 @@ def reschedule_lost_runs(client: SyncPrefectClient, pool: str, worker: str, *, w
     unfinished = (run for run in runs if run.state_id not in _given_up)
     held = [run for run in unfinished if _held_by(worker, run)]
     if worker_dead:
-        kill_flow_runs({run.id for run in held})
+        try:
+            kill_flow_runs({run.id for run in held})
+        except TimeoutError as error:  # e.g. it waits for a device or a network disk, and will not go on after that
+            logger.warning("%s. A worker takes their flow runs when they have", error)
         lost = list(_still_unfinished(client, [run.id for run in held]))
     else:
         alive = flow_run_processes() if any(run.state_type == StateType.RUNNING for run in held) else {}
@@ -78,9 +81,16 @@ def flow_run_processes() -> dict[UUID, list[psutil.Process]]:
     return processes
 
 
-def kill_flow_runs(runs: Collection[UUID]) -> None:
-    """Kill every process of these flow runs. This is safe, because stages write their results atomically."""
-    kill_all(lambda: [process for run, group in flow_run_processes().items() if run in runs for process in group])
+def kill_flow_runs(runs: Collection[UUID], *, wait_s: float = KILL_TIMEOUT_S) -> None:
+    """Kill every process of these flow runs. This is safe, because stages write their results atomically.
+
+    Raises `TimeoutError` if a process does not end within `wait_s`.
+    """
+
+    def processes() -> list[psutil.Process]:
+        return [process for run, group in flow_run_processes().items() if run in runs for process in group]
+
+    kill_all(processes, wait_s=wait_s)
 
 
 def _unfinished(client: SyncPrefectClient, pool: str, *, worker_dead: bool) -> Iterator[FlowRun]:

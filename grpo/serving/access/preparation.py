@@ -176,8 +176,13 @@ class Lane:
         job = jobs.popleft()
         if jobs:
             self._waiting[key] = jobs  # this key goes behind the other keys
+        try:
+            working = asyncio.get_running_loop().run_in_executor(self._executor, _attempt, job.work)
+        except RuntimeError as error:  # the system starts no thread. The next job tries it again
+            self._count(job, -1)
+            job.done.set_exception(error)
+            return
         self._running = True
-        working = asyncio.get_running_loop().run_in_executor(self._executor, _attempt, job.work)
         working.add_done_callback(partial(self._end, job))
 
     def _end(self, job: _Job, working: asyncio.Future[Any]) -> None:

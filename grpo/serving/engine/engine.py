@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import logging
 import multiprocessing
 import socket
 import sys
@@ -44,6 +45,8 @@ from grpo.serving.engine.messages import (
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy
 
+logger = logging.getLogger(__name__)
+
 _CONTEXT = (
     multiprocessing.get_context("spawn") if sys.platform == "darwin" else multiprocessing.get_context("forkserver")
 )
@@ -51,8 +54,8 @@ _CONTEXT = (
 On macOS each engine process imports PyTorch itself, because macOS frameworks break after a fork. The server itself does
 not import it."""
 _CONTEXT.set_forkserver_preload(["grpo.serving.engine.process"])
-_END_S = 1.0
-"""Longest wait for a process to end after its connection has closed."""
+_END_S, _KILLED_S = 1.0, 30.0
+"""Longest waits for a process to end after its connection has closed, and after it was killed."""
 
 
 def start_forkserver() -> None:
@@ -124,15 +127,18 @@ class ProcessPolicy:
         """End the process after its connection was lost, and return a sentence that says how it ended."""
         self._process.join(_END_S)
         code = self._process.exitcode
-        self.close()
+        self.close(wait_s=_END_S)  # the event loop waits as well
         return f"the engine process ended with exit code {code}" if code is not None else "the engine process was lost"
 
-    def close(self) -> None:
-        """Kill the process, which has nothing to save, and wait until its memory is free again."""
+    def close(self, *, wait_s: float = _KILLED_S) -> None:
+        """Kill the process, which has nothing to save, and wait up to `wait_s` until its memory is free again."""
         self.connection.close()
         self.heartbeat.close()
         self._process.kill()
-        self._process.join()
+        self._process.join(wait_s)
+        if self._process.is_alive():  # it waits for a device, and must not hold up the next version
+            message = "the engine process %d was killed and has not ended after %.0f s. Look at its device"
+            logger.error(message, self.pid, wait_s)
         atexit.unregister(self._process.kill)
 
 

@@ -24,7 +24,6 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -146,10 +145,15 @@ class _Process:
 
     async def _compile(self, message: Submit, grammar: str, sampler: ServingSampler | PaddedSampler) -> None:
         """Compile a grammar on a thread, so that passes of other turns go on, and then submit the turn."""
-        with suppress(GrammarError):  # the turn meets the same error again when it is submitted
+        try:
             await asyncio.to_thread(self._grammars.compile, grammar)
-        del self._compiling[message.turn]
-        self._submit(message, sampler)
+        except Exception as error:  # noqa: BLE001 - any error of a turn is its own, and it would wait for ever
+            del self._compiling[message.turn]
+            self._fail(message.turn, error)
+            self._report()
+        else:
+            del self._compiling[message.turn]
+            self._submit(message, sampler)
 
     def _submit(self, message: Submit, sampler: ServingSampler | PaddedSampler) -> None:
         number, session = message.turn, sampler.open()

@@ -217,13 +217,21 @@ class Versions:
             self._versions.remove(known)
             if served is not known.served:
                 await asyncio.to_thread(release, served)
-        version = known or await ServedVersion(served, self.settings).start()
+        version = known or await self._started(served)
         version.scale(self.concurrency)
         self.swaps += bool(self._versions)
         self._versions.append(version)
         logger.info("%s answers new conversations", served.version)
         self.hub.publish("version.loaded", model=served.version)
         await self.retire_idle()
+
+    async def _started(self, served: ServedModel) -> ServedVersion:
+        """A version with its engine. If it does not start, its model is released, as the next try loads it again."""
+        try:
+            return await ServedVersion(served, self.settings).start()
+        except BaseException:
+            await asyncio.to_thread(release, served)
+            raise
 
     def want(self, version: str) -> None:
         """Look for the newest version at once, and also load this one, because other servers have loaded it.
@@ -243,7 +251,7 @@ class Versions:
             self._want_after = self._clock() + _WANT_AGAIN_S
             served = await load(lambda current: next_version.load_version(current), name)
             if served is not None:
-                self._versions.insert(0, await ServedVersion(served, self.settings).start())
+                self._versions.insert(0, await self._started(served))
                 logger.info("%s is loaded for conversations of other servers", name)
                 self.hub.publish("version.loaded", model=name)
 

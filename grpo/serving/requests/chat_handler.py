@@ -184,7 +184,9 @@ class ChatHandler:
                     reply = await self._respond(transcript)
                 finally:
                     watcher.cancel()
-                    await asyncio.gather(watcher, return_exceptions=True)
+                    (failure,) = await asyncio.gather(watcher, return_exceptions=True)
+                    if isinstance(failure, Exception):  # its client gets the text with the end of the reply
+                        logger.error("a reply was not streamed while it was generated", exc_info=failure)
             finally:
                 session.close()
             with user_code("the renderer", passes=is_exception):

@@ -115,7 +115,7 @@ class RemoteStages:
             while True:
                 try:
                     state = client.read_flow_run(flow_run.id).state
-                except httpx.HTTPError as error:
+                except (httpx.HTTPError, ValueError) as error:  # ValueError: e.g. a proxy answers with a page
                     if time.monotonic() - answered > _AWAY_S:
                         raise ConnectionError(
                             f"Prefect's server has not answered for {_AWAY_S:g} s: {error}"
@@ -208,5 +208,5 @@ def _cancel(flow_run: UUID) -> None:
     try:
         with get_client(sync_client=True) as client:
             client.set_flow_run_state(flow_run, Cancelling(message="the run that sent it has ended"))
-    except (httpx.HTTPError, PrefectException) as error:
+    except (httpx.HTTPError, PrefectException, ValueError) as error:
         logger.warning("flow run %s could not be cancelled: %s", flow_run, error)

@@ -17,14 +17,8 @@ import pytest
 
 from grpo.errors import ConfigError, StorageError
 from grpo_local import service as services
-from grpo_local.service import (
-    Service,
-    port_is_free,
-    process_identity,
-    processes_with_variable,
-    recorded_services,
-    reserved_port,
-)
+from grpo_local.processes import kill_all, process_identity, processes_with_variable
+from grpo_local.service import Service, port_is_free, recorded_services, reserved_port
 from tests.places import ROOT
 from tests.ports import own_port
 
@@ -390,6 +384,26 @@ def test_processes_of_another_home_are_left_alone(widowed: Service, tmp_path: Pa
         other.start()
         other.stop(at_once=True)
     assert not port_is_free("127.0.0.1", widowed.port or 0)
+
+
+def test_a_child_that_cannot_be_killed_keeps_no_service_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It waits for a device, as a run of a worker may. The worker is needed for the other runs."""
+    service = Service(name="worker", home=tmp_path, arguments=("this",))
+    service.log.parent.mkdir()
+    environment = {"GRPO_SERVICE": str(tmp_path.resolve() / service.name)}
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(services, "kill_all", lambda find: kill_all(find, wait_s=0.0))
+            patch.setattr(psutil.Process, "kill", lambda self: None)
+            service.start()
+        assert f"processes [{child.pid}] were killed and did not end. worker is started all the same" in caplog.text
+    finally:
+        child.kill()
+        child.wait()
+        service.stop(at_once=True)
 
 
 def test_a_process_without_a_record_makes_room(service: Service):

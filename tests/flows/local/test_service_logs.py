@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from grpo_local.service import Service
 from grpo_local.service_logs import KEPT, rotate_logs
@@ -46,6 +49,22 @@ def test_a_log_is_rotated_while_its_process_writes(tmp_path: Path):
     assert (tmp_path / "serve.log").read_text() == ""
     modes = {stat.S_IMODE((tmp_path / f"serve.log.{number}").stat().st_mode) for number in range(1, KEPT + 1)}
     assert modes == {0o600}
+
+
+def test_a_full_disk_costs_no_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The log cannot be copied, however often it is tried. What is there stays, and nothing is left over."""
+    names = ["serve.log", *(f"serve.log.{number}" for number in range(1, KEPT + 1))]
+    for name in names:
+        (tmp_path / name).write_text(name * 100)
+
+    def fill(log: object, copy: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("grpo_local.service_logs.shutil.copyfileobj", fill)
+    for _ in range(KEPT):
+        with pytest.raises(OSError, match="No space left"):
+            rotate_logs(tmp_path, largest=150)
+    assert {path.name: path.read_text() for path in tmp_path.glob("*serve*")} == {name: name * 100 for name in names}
 
 
 def test_the_log_of_a_service_is_private_and_appends(tmp_path: Path):

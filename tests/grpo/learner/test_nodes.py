@@ -6,6 +6,7 @@ system, and the network is another one.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ from grpo.learner import worker_group
 from grpo.learner.checkpoints import read_state
 from grpo.learner.distributed import ERROR, REQUEST, ErrorReport, UpdateRequest, check_devices, nodes_folder
 from grpo.learner.metrics import UpdateMetrics
-from grpo.learner.nodes import follow, join
+from grpo.learner.nodes import _is_over, follow, join
 from grpo.learner.update import update
 from grpo.learner.worker_group import WorkerLost
 from grpo.policy.transformers.model import load
@@ -175,6 +177,44 @@ def test_a_node_that_cannot_take_part_says_why(
     assert report.kind == "ConfigError"
     assert report.message.startswith("node ")
     assert reason in report.message
+
+
+def test_a_network_disk_that_fails_for_a_moment_ends_no_node(
+    desk_rollout: DeskRollout, nodes: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a look for updates, and when a request is read. The node is there for the next update."""
+    folder = _request(desk_rollout, nodes, sources="other")
+
+    def fails(call: Any) -> Any:
+        failing = [OSError(errno.EIO, "Input/output error")]
+
+        def fail_first(path: Path, *arguments: Any) -> Any:
+            if failing and path in (nodes, folder / REQUEST):
+                raise failing.pop()
+            return call(path, *arguments)
+
+        return fail_first
+
+    monkeypatch.setattr(Path, "glob", fails(Path.glob))
+    monkeypatch.setattr(Path, "read_bytes", fails(Path.read_bytes))
+    monkeypatch.setattr("grpo.learner.nodes._POLL_S", 0.0)
+    lines = follow(nodes, sources=source_digest())
+    assert next(lines) == f"{nodes} is tried again: [Errno 5] Input/output error"
+    assert next(lines).startswith("update-1: refused: this node has other sources")
+    assert (folder / ERROR).exists()
+
+
+@pytest.mark.parametrize(("number", "is_over"), [(errno.ENOENT, True), (errno.ESTALE, True), (errno.EIO, False)])
+def test_an_update_is_over_when_its_folder_is_removed(
+    nodes: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_over: bool
+):
+    """A network disk may say that the handle of a removed folder is stale. Any other error may pass."""
+
+    def fail(path: Path) -> None:
+        raise OSError(number, "")
+
+    monkeypatch.setattr(Path, "stat", fail)
+    assert _is_over(nodes / "update-1") is is_over
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,48 @@ def test_any_exception_of_a_write_refuses_its_turns_and_the_next_ones_are_writte
     assert records(tmp_path) == [turn("b")]
 
 
+def test_an_error_at_the_end_of_a_segment_refuses_no_later_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A network disk reports a failed write again when the file is closed. All later turns would wait for ever."""
+    close, failing = os.close, set[int]()
+
+    def close_with_error(descriptor: int) -> None:
+        close(descriptor)
+        if descriptor in failing:
+            failing.remove(descriptor)
+            raise OSError(errno.EIO, "Input/output error")
+
+    def sync(descriptor: int) -> None:
+        if next(broken, False):
+            failing.add(descriptor)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("grpo.log.segments.os.close", close_with_error)
+    broken = iter([True])
+
+    async def use(log: ServingLog) -> None:
+        with pytest.raises(StorageError, match="Input/output error"):
+            await asyncio.wait_for(log.append(turn("a")), 240)
+        await asyncio.wait_for(log.append(turn("b")), 240)
+
+    run(use, tmp_path, sync=sync)
+    assert records(tmp_path) == [turn("b")]
+
+
+def test_days_are_deleted_while_the_compaction_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Full disk, or a file where a folder should be as here: the retention makes room and keeps its promise."""
+    (tmp_path / "feedback").touch()
+    old = tmp_path / "turns" / "2020-01-01"
+    old.mkdir(parents=True)
+
+    async def use(log: ServingLog) -> None:
+        for name in ("a", "b"):
+            await log.append(feedback(name))
+        await until(lambda: log.stats().compaction_error is not None and not old.exists())
+
+    run(use, tmp_path, segment_bytes=1, retention_days=5)
+    assert len([line for line in caplog.messages if "the serving log is not compacted" in line]) == 1
+
+
 def test_any_exception_of_a_compaction_is_reported_and_the_next_one_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

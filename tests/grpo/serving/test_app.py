@@ -122,6 +122,21 @@ def test_a_stream_joins_to_the_whole_message(server: ChatServer):
     assert {"stop", "tool_calls"} <= kinds
 
 
+def test_an_error_of_the_streaming_is_logged_and_the_reply_is_whole(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The text comes with the end. Without a line in the log nobody would know why replies stream no more."""
+    whole = chat(server.client(), seed=7).choices[0]
+
+    def fail(renderer: Renderer, text: str, progress: object) -> str:
+        raise ValueError("not a text")
+
+    monkeypatch.setattr(Renderer, "settled_content", fail)
+    content, calls, _ = joined_chunks(chat(server.client(), seed=7, stream=True))
+    assert (content, calls) == visible(whole.message)
+    assert "a reply was not streamed while it was generated" in caplog.text
+
+
 @pytest.mark.parametrize("path", ["/v1/feedback/", "/v1/chat/completions/", "/ready/"])
 def test_a_path_with_a_last_slash_is_not_redirected(server: ChatServer, path: str):
     """A redirect would go to the host that the request names, which may be another one."""

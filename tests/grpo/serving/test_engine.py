@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from grpo.errors import ConfigError, PolicyError
+from grpo.policy.grammars import Grammars
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
@@ -638,3 +639,58 @@ def test_an_error_in_a_callback_ends_the_engine_process_and_one_of_a_task_does_n
     assert codes == [1]
     assert "a pass failed" in caplog.text
     assert "pop from empty list" in caplog.text
+
+
+def _without_memory(policy: TransformersPolicy) -> TransformersPolicy:
+    """The policy, in a process that cannot compile a grammar."""
+
+    def compile_(grammars: Grammars, grammar: str) -> None:
+        raise MemoryError("no memory for the grammar")
+
+    Grammars.compile = compile_  # type: ignore[method-assign]
+    return policy
+
+
+def test_any_error_of_a_grammar_ends_its_turn(policy: TransformersPolicy):
+    """Nothing else would end the turn, so that its client would wait for ever. The next turn is answered."""
+
+    async def play() -> Generation:
+        engine = Engine(ProcessPolicy(partial(_without_memory, policy)), Renderer(policy.tokenizer))
+        async with engine:
+            sampling = Sampling(temperature=1.0, max_new_tokens=2, seed=0, grammar='start: "a"')
+            with pytest.raises(PolicyError, match="the engine failed on the turn: MemoryError: no memory for the"):
+                await engine.open().generate(Prompt(new_ids=SYSTEM), sampling)
+            return await _request(engine, SYSTEM, tokens=2)
+
+    assert _run(play()).token_ids
+
+
+class _Unkillable:
+    """A process that waits for a device, so that a signal does not end it."""
+
+    pid, exitcode = 4711, None
+
+    def kill(self) -> None:
+        """It is noted by the system."""
+
+    def join(self, timeout: float | None = None) -> None:
+        assert timeout is not None, "it would wait for ever"
+
+    def is_alive(self) -> bool:
+        return True
+
+
+def test_a_process_that_cannot_be_killed_holds_up_no_next_version(
+    policy: TransformersPolicy, caplog: pytest.LogCaptureFixture
+):
+    """The watch for versions and the end of the server go on, and the log names the process."""
+
+    async def play() -> None:
+        async with _engine(policy) as engine:
+            real = engine._policy._process
+            engine._policy._process = _Unkillable()  # type: ignore[assignment]
+        real.kill()
+        real.join()
+
+    _run(play())
+    assert "the engine process 4711 was killed and has not ended after 30 s" in caplog.text

@@ -95,8 +95,13 @@ def test_the_last_report_of_each_retraining_is_shown(tmp_path: Path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "retraining.json").write_text(text)
         os.utime(tmp_path / name / "retraining.json", (1000, 2000))
+    (tmp_path / "refused" / "retraining.json").mkdir(parents=True)  # the system does not let it be read
+    os.utime(tmp_path / "refused" / "retraining.json", (1000, 2000))
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "retraining.json").symlink_to(tmp_path / "removed")
     values = metrics_of(tmp_path / "log", tmp_path).values()
     assert {name: value for name, value in values.items() if name.startswith("grpo_retraining")} == {
+        'grpo_retraining_timestamp_seconds{name="refused",verdict="unreadable"}': 2000,
         'grpo_retraining_timestamp_seconds{name="weekly",verdict="refuse"}': 2000,
         'grpo_retraining_timestamp_seconds{name="torn",verdict="unreadable"}': 2000,
         'grpo_retraining_records{name="weekly",result="read"}': 40,

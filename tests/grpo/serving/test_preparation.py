@@ -65,6 +65,23 @@ def test_an_exception_that_no_future_holds_is_one_of_user_code(preparation: Prep
     assert preparation.characters == 0
 
 
+def test_a_thread_that_cannot_be_started_fails_one_request(preparation: Preparation, monkeypatch: pytest.MonkeyPatch):
+    """The machine has too many processes for a moment. All later requests of the lane would wait for ever."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                await preparation.run("a", 10, lambda: "first")
+        return await asyncio.wait_for(preparation.run("a", 10, lambda: "second"), 240)
+
+    assert asyncio.run(run()) == "second"
+    assert preparation.characters == 0
+
+
 def test_keys_take_turns(preparation: Preparation):
     """Key a sends three jobs before key b sends one, which does not wait for all of them."""
     gate, order = threading.Event(), list[str]()

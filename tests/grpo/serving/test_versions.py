@@ -3,12 +3,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.serving import EngineSettings
+from grpo.errors import PolicyError
 from grpo.policy.scripted import ScriptedPolicy
+from grpo.serving.engine.engine import ProcessPolicy
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.engine.versions import ServedVersion, Versions
 from grpo.serving.garbage import frozen_survivors
@@ -57,6 +61,31 @@ def test_a_version_that_dies_again_and_again_is_loaded_later_each_time(monkeypat
     assert loads[:5] == [5, 10, 20, 40, 80]
     assert watched.failed_loads >= 4
     assert answering == {"clerk/1", "clerk/2"}
+
+
+class _Loaded(ProcessPolicy):
+    """A policy of which only the memory counts."""
+
+    def __init__(self) -> None:
+        self.tokenizer: Any = None
+        self.is_loaded = True
+
+    def close(self, *, wait_s: float = 0.0) -> None:
+        """Free the memory."""
+        self.is_loaded = False
+
+
+def test_a_version_that_does_not_start_gives_its_memory_back(monkeypatch: pytest.MonkeyPatch):
+    """Its renderer fails. Otherwise a second copy of the model is loaded in the next try while the first one stays."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise PolicyError("the template is not for chats")
+
+    monkeypatch.setattr("grpo.serving.engine.versions.make_renderer", fail)
+    policy = _Loaded()
+    with pytest.raises(PolicyError, match="not for chats"):
+        asyncio.run(Versions(EngineSettings()).add(replace(_served(1), policy=policy)))
+    assert not policy.is_loaded
 
 
 def test_a_stopped_version_with_turns_in_progress_is_kept_until_they_have_ended(monkeypatch: pytest.MonkeyPatch):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
+import httpx
 import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -215,6 +218,22 @@ def test_a_result_that_was_left_without_a_state_counts(
         write_result(store, stage_key("rollout", inputs), RolloutResult(rollout=kept, episodes=4, compute_s=2.0))
         assert [result.rollout.sha256 for result in end()] == [kept.sha256]
         assert client.read_flow_run(sent.id).state.is_cancelling()
+
+
+def test_a_page_of_a_proxy_does_not_end_the_wait_for_a_stage(monkeypatch: pytest.MonkeyPatch):
+    """The stage goes on elsewhere. If the wait ended, the stage would be cancelled with hours of work."""
+    ended = Completed()
+    answers: list[Any] = [json.JSONDecodeError("not JSON", "<html>", 0), httpx.ReadError("cut off"), ended]
+
+    def read(client: SyncPrefectClient, flow_run: UUID) -> Any:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return SimpleNamespace(state=answer)
+
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_run", read)
+    monkeypatch.setattr(remote, "_POLL_S", 0.0)
+    sent: Any = SimpleNamespace(id=UUID(int=1), name="update")
+    assert RemoteStages(ComputeSettings())._wait(sent, "stage/gpu", lambda: None) is ended
 
 
 def test_what_was_sent_is_cancelled_when_the_run_breaks_off(inputs: dict[str, Any], deployment: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -201,6 +202,42 @@ def test_the_processes_of_a_run_are_found_by_its_id(project: Path):
             os.killpg(pid, signal.SIGKILL)
             assert await code() == -signal.SIGKILL
             until("the end of the child", lambda: run not in flow_run_processes())
+
+    anyio.run(play)
+
+
+def test_a_stage_that_is_waited_for_no_more_costs_only_itself(project: Path, tmp_path: Path):
+    """Prefect cancels the wait if the cancellation of a run fails. The other stages of the server still end."""
+
+    async def play() -> None:
+        async with _stages(project) as stages:
+            _, _, other = await stages.start(_waits_for(tmp_path / "go on"))
+            _, pid, code = await stages.start("import time; time.sleep(600)")
+            waiting = asyncio.create_task(code())  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            os.kill(pid, signal.SIGKILL)
+            with anyio.fail_after(240):
+                assert await stages.run("sys.exit(7)") == 7
+                (tmp_path / "go on").touch()
+                assert await other() == 0
+
+    anyio.run(play)
+
+
+def test_a_worker_that_stops_while_a_server_starts_does_not_wait_for_it(project: Path):
+    """Nothing would ever ask the server for a stage, and it ends by itself only after the idle time."""
+
+    async def play() -> None:
+        servers = ForkServers(idle_minutes=600)
+        starting = asyncio.create_task(Stages(project, servers).start("pass"))
+        while not servers._reading:
+            await asyncio.sleep(0.01)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        with anyio.fail_after(240):
+            await servers.close()
 
     anyio.run(play)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -95,6 +96,23 @@ def test_a_run_with_a_process_is_left_alone_while_its_worker_lives(pool: Pool):
         assert pool.reschedule(worker_dead=True) == [run]
         assert process.poll() is not None
     assert pool.state(run) == "AwaitingRetry"
+
+
+def test_a_process_that_cannot_be_killed_keeps_no_run_of_its_worker_from_going_on(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It waits for a device. The next worker takes its run when it is gone, and the other run at once."""
+    from prefect.states import Pending, Running
+
+    from grpo_local.processes import kill_all
+    from grpo_local.workers import recovery
+
+    monkeypatch.setattr(recovery, "kill_all", lambda find, wait_s: kill_all(find, wait_s=0.0))
+    monkeypatch.setattr(psutil.Process, "kill", lambda self: None)
+    hanging, other = pool.run(Pending, Running), pool.run(Pending, Running)
+    with process_of(hanging) as process:
+        assert sorted(pool.reschedule(worker_dead=True)) == sorted([hanging, other])
+    assert f"processes [{process.pid}] were killed and did not end" in caplog.text
 
 
 @pytest.mark.parametrize("worker_dead", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import anyio
+import httpx
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -124,6 +127,143 @@ def test_a_worker_may_take_a_run_while_it_asks_for_the_others(pool: str, monkeyp
 
     scheduled, gone = _scheduled_run(pool), UUID(int=2)
     assert anyio.run(sync) == {scheduled, late}, "a run that the server does not know any more is removed"
+
+
+def _refusal(status: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "http://127.0.0.1/api")
+    return httpx.HTTPStatusError(f"{status}", request=request, response=httpx.Response(status, request=request))
+
+
+_AWAY = (
+    httpx.ConnectError("connection refused"),
+    httpx.RemoteProtocolError("the server has disconnected"),
+    _refusal(500),
+    json.JSONDecodeError("the page of a proxy", "<html>", 0),
+)
+
+
+def _failing(call: Any, *errors: Exception) -> Any:
+    """The call of a client, after calls that raise these errors."""
+    waiting = list(errors)
+
+    async def fail_first(*arguments: Any, **settings: Any) -> Any:
+        if waiting:
+            raise waiting.pop(0)
+        return await call(*arguments, **settings)
+
+    return fail_first
+
+
+def test_a_worker_outlives_an_outage_of_the_server(
+    pool: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Prefect's own loops would end the worker and all its runs after 12 passes that fail, or after one HTML page."""
+    run = _scheduled_run(pool)
+
+    async def poll() -> list[UUID]:
+        async with _worker(pool) as worker:
+            began = worker._last_polled_time
+            for client, name in (
+                (worker._worker_channel, "sync"),
+                (worker.client, "get_scheduled_flow_runs_for_work_pool"),
+            ):
+                monkeypatch.setattr(client, name, _failing(getattr(client, name), *_AWAY * 4))
+            for _ in range(16):
+                await worker.sync_with_backend()
+                assert await worker.get_and_submit_flow_runs() == []
+            assert worker._last_polled_time > began, "a probe finds that the worker lives"
+            return [taken.id for taken in await worker.get_and_submit_flow_runs()]
+
+    with caplog.at_level("WARNING", logger="prefect.worker.process"):
+        assert anyio.run(poll) == [run]
+    lines = [line for line in caplog.messages if "this worker" in line]
+    assert len(lines) == 2, "one for the outage and one for its end"
+    assert "does not answer this worker: ConnectError: connection refused" in lines[0]
+
+
+def test_a_login_that_is_refused_still_ends_the_worker(pool: str, monkeypatch: pytest.MonkeyPatch):
+    """No later try would succeed."""
+
+    async def poll() -> None:
+        async with _worker(pool) as worker:
+            name = "get_scheduled_flow_runs_for_work_pool"
+            monkeypatch.setattr(worker.client, name, _failing(None, _refusal(401)))
+            with pytest.raises(httpx.HTTPStatusError):
+                await worker.get_and_submit_flow_runs()
+
+    anyio.run(poll)
+
+
+@pytest.mark.parametrize("error", _AWAY, ids=lambda error: type(error).__name__)
+def test_a_run_that_cannot_be_started_now_ends_no_other(pool: str, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    """The server fails when the worker asks for its deployment. The next look takes the run again."""
+    run = _scheduled_run(pool)
+
+    async def poll() -> list[UUID]:
+        async with _worker(pool) as worker:
+            monkeypatch.setattr(worker.client, "read_deployment", _failing(worker.client.read_deployment, error))
+            assert [taken.id for taken in await worker.get_and_submit_flow_runs()] == [run]
+            while worker._submitting_flow_run_ids:
+                await anyio.sleep(0.01)
+            return [taken.id for taken in await worker.get_and_submit_flow_runs()]
+
+    assert anyio.run(poll) == [run]
+
+
+def test_a_run_without_a_deployment_keeps_no_place(pool: str, monkeypatch: pytest.MonkeyPatch):
+    """It was deleted while the run went on, which then crashed and came back. The worker may have a single place."""
+    from prefect.exceptions import ObjectNotFound
+
+    run = _scheduled_run(pool)
+
+    async def poll() -> None:
+        async with _worker(pool) as worker:
+            gone = ObjectNotFound(http_exc=_refusal(404))
+            monkeypatch.setattr(worker.client, "read_deployment", _failing(None, gone))
+            assert [taken.id for taken in await worker.get_and_submit_flow_runs()] == [run]
+            assert worker.limiter.borrowed_tokens == 1
+            with anyio.fail_after(240):
+                while worker.limiter.borrowed_tokens:
+                    await anyio.sleep(0.01)
+            assert (await worker.client.read_flow_run(run)).state.is_cancelled()
+
+    anyio.run(poll)
+
+
+def test_a_run_that_cannot_be_cancelled_now_ends_no_other(pool: str, monkeypatch: pytest.MonkeyPatch):
+    """The server fails when the worker asks for the run that is to be cancelled."""
+
+    async def cancel() -> bool:
+        async with _worker(pool) as worker:
+            monkeypatch.setattr(worker.client, "read_flow_run", _failing(None, _AWAY[0]))
+            worker._runs_task_group.start_soon(worker._cancel_run, UUID(int=1))
+            await anyio.sleep(0.01)
+            return not worker._runs_task_group.cancel_scope.cancel_called
+
+    assert anyio.run(cancel)
+
+
+def test_a_process_that_cannot_be_killed_ends_no_other_run(
+    pool: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """It waits for a device. Its own run is taken when it is gone, and the worker goes on with the others."""
+    import grpo_local.workers.worker as module
+
+    monkeypatch.setattr(module, "_KILLED_S", 0.0)
+    run = _scheduled_run(pool)
+
+    async def poll(process: subprocess.Popen[bytes]) -> list[UUID]:
+        async with _worker(pool) as worker:
+            with monkeypatch.context() as patch:
+                patch.setattr(psutil.Process, "kill", lambda self: None)
+                assert await worker.get_and_submit_flow_runs() == []
+            process.kill()
+            process.wait()
+            return [taken.id for taken in await worker.get_and_submit_flow_runs()]
+
+    with _hanging(run) as process, caplog.at_level("WARNING", logger="prefect.worker.process"):
+        assert anyio.run(poll, process) == [run]
+    assert f"processes [{process.pid}] were killed and did not end" in caplog.text
 
 
 class _TenMinutesBehind(datetime):

@@ -15,6 +15,7 @@ import os
 import re
 import sqlite3
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 import fsspec
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
@@ -40,6 +42,8 @@ from grpo_local.server_answers import NAMES, UnusableServer, served_version
 from grpo_local.servers import mlflow_service, prefect_service
 from grpo_local.service import port_is_free
 
+_STORE_S = 30.0
+"""Longest time in which a store takes an empty object."""
 State = Literal["ok", "absent", "warning", "problem"]
 PREFECT, MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
 
@@ -227,12 +231,30 @@ def check_store(store: str) -> CheckResult:
         file_system, root = fsspec.core.url_to_fs(store)
         if isinstance(file_system, LocalFileSystem):
             return _check_folder(name, Path(root), remedy=remedy)
-        probe = f"{root.rstrip('/')}/.probe-{uuid.uuid4().hex}"
-        file_system.pipe_file(probe, b"")
-        file_system.rm_file(probe)
+        _write_within(_STORE_S, file_system, f"{root.rstrip('/')}/.probe-{uuid.uuid4().hex}")
     except Exception as error:  # noqa: BLE001 - any error of a store is the outcome of the check
         return _store_check(name, f"{masked(store)}: {type(error).__name__}: {masked(str(error), known=store)}", remedy)
     return _store_check(name, masked(store))
+
+
+def _write_within(seconds: float, file_system: AbstractFileSystem, probe: str) -> None:
+    """Write and remove an object. Raises `TimeoutError`, because a client of a bucket would try for five minutes."""
+    failures: list[Exception] = []
+
+    def write() -> None:
+        try:
+            file_system.pipe_file(probe, b"")
+            file_system.rm_file(probe)
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=write, name="probe of the store", daemon=True)  # the command may end before it
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"it has not answered within {seconds:g} s")
+    for failure in failures:
+        raise failure
 
 
 def _check_folder(name: str, folder: Path, *, remedy: str) -> CheckResult:

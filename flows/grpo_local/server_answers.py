@@ -84,7 +84,9 @@ class _Server:
             page = "html" in reply.headers.get("content-type", "")
             reason = "" if page or not reply.text.strip() else f" ({_shortened(reply.text)})"
             detail = f"{self._name} cannot be used: it answers GET {reply.url.path} with HTTP {code}{reason}"
-            raise UnusableServer(detail, f"Look into its log and the log of a proxy in front of it, or {self._elsewhere}")
+            raise UnusableServer(
+                detail, f"Look into its log and the log of a proxy in front of it, or {self._elsewhere}"
+            )
         return reply
 
     def _reply(self, url: str, attempts: int, timeout_s: float) -> httpx.Response:
@@ -103,7 +105,9 @@ class _Server:
     def _other_program(self, path: str, text: str) -> UnusableServer:
         reply = repr(_shortened(text)) if text else "an empty reply"
         detail = f"{masked(self._url)} is not {NAMES[self._server]}: it answers GET {path} with {reply}"
-        return UnusableServer(detail, f"{self._address}, and check the log of a proxy in front of it", wrong_input=True)
+        return UnusableServer(
+            detail, f"{self._address}, and check the log of its proxy, if it has one", wrong_input=True
+        )
 
 
 def _shortened(text: str) -> str:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -324,6 +326,21 @@ def test_what_a_run_of_a_config_would_refuse_is_a_problem(
     assert [model.name for model in models] == (names if state == "ok" else [])
     assert (check.state, detail in check.detail) == (state, True), check
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_never_answers_is_a_problem_within_seconds(monkeypatch: pytest.MonkeyPatch):
+    """The client of a bucket would wait for five minutes."""
+    monkeypatch.setattr("grpo_local.checks._STORE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+        for name, value in {**keys, "AWS_ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        started_at = time.monotonic()
+        check = check_store("s3://bucket-that-never-answers/x")
+        assert time.monotonic() - started_at < 20  # most of it is the import of the client
+    assert check.state == "problem"
+    assert "s3://bucket-that-never-answers/x: TimeoutError: it has not answered within 1 s" in check.detail
 
 
 @pytest.mark.parametrize("uri", ["127.0.0.1:5000", "HTTP//host", "postgres://me:s3cret@db/mlflow"])

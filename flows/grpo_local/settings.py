@@ -119,6 +119,7 @@ def apply() -> Path:
     os.environ.setdefault(OFFLINE, os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "0")
     for name, value in {**offline_variables(), **home_variables(folder)}.items():
         os.environ.setdefault(name, value)
+    os.environ.setdefault("PGCONNECT_TIMEOUT", "10")  # otherwise a client of PostgreSQL waits without end
     hide_passwords()
     if os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
         from grpo_local.servers import lend_mlflow_login

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -115,3 +116,24 @@ def test_a_home_with_a_blank_at_its_end_is_refused(name: str):
     """It would be another, empty folder, in which no model is registered."""
     with variables_set({"GRPO_HOME": name}), pytest.raises(ConfigError, match="with blanks or line ends around"):
         home()
+
+
+def test_a_database_that_never_answers_is_not_waited_for(tmp_path: Path):
+    """PostgreSQL's own client would wait without end, for example in `grpo migrate`."""
+    code = (
+        "from grpo_local import settings; settings.apply(); import sys;"
+        "from grpo.storage.schemas import mlflow_schema; mlflow_schema(sys.argv[1])"
+    )
+    clean = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "GRPO_HOME": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"postgresql://me:secret@127.0.0.1:{silent.getsockname()[1]}/mlflow"
+        done = subprocess.run(
+            [sys.executable, "-c", code, uri],
+            env=clean,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert "timeout expired. Check its address and login" in done.stderr

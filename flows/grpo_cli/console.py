@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -36,6 +37,10 @@ class PlainConsole(Console):
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> None:
         super().__init__(stderr=stderr, file=file, width=width, markup=False, emoji=False, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """See `Console.on_broken_pipe`, which would end the process as an error of the user's code."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render_str(self, text: str, **options: object) -> Text:
         """See `Console.render_str`. All strings and cells of tables pass through it."""

@@ -10,6 +10,8 @@ import functools
 import logging
 import os
 import re
+import select
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from rich.text import Text
 
 from grpo.errors import AddressError, ConfigError, GRPOError, PromotionRefused, RegistryError, printable
 from grpo.storage.credentials import masked
-from grpo.storage.files import causes, is_full, storage_error
+from grpo.storage.files import NO_ROOM_BYTES, causes, is_full, storage_error
 from grpo.storage.home import home
 from grpo.user_failures import is_exception, user_code
 from grpo_cli.console import PlainConsole
@@ -32,6 +34,8 @@ R = TypeVar("R")
 
 FAILED, WRONG_INPUT, REFUSED = 1, 2, 3
 _UNAUTHORIZED = 401
+_STDOUT = 1
+_OUTPUT = "the file of this command's output"
 _ADDRESS = re.compile(r"(?<!\S)\S+://\S+")
 _OS_REMEDIES = {
     errno.EACCES: "Fix the permissions, or name another place",
@@ -71,6 +75,9 @@ def exit_codes(
     except typer.Exit:
         raise
     except Exception as error:
+        if any(isinstance(cause, BrokenPipeError) for cause in causes(error)) and _reader_has_left():
+            _write_no_more()
+            raise typer.Exit(FAILED) from error
         failure = known_failure(error, places)
         if failure is None:
             raise
@@ -88,17 +95,41 @@ def known_failure(error: Exception, places: Sequence[Path] = ()) -> Exception | 
 
     An error of this package is returned unchanged. A full disk, an unreachable server and an unusable database are
     recognized by the chain of causes. If an error names no file, e.g. of a full disk, it is of the first of `places`
-    with a full disk, or else of the home.
+    with a full disk, or else of the home, unless only the disk of the command's output is full.
     """
     if isinstance(error, GRPOError):
         return error
     place = next((place for place in places if is_full(place)), home())
-    if (full := storage_error(error, str(place))) is not None:
+    output = not is_full(place) and _output_is_full()
+    if (full := storage_error(error, _OUTPUT if output else str(place))) is not None:
         return full
     chain = list(causes(error))
     known = (failure for cause in chain if (failure := _failure(cause)) is not None)
     refused = (cause for cause in chain if _is(cause, "mlflow.exceptions", "MlflowException"))
     return next(known, None) or next((_mlflow_refusal(cause) for cause in refused), None)
+
+
+def _reader_has_left() -> bool:
+    """True if stdout is a pipe that nobody reads any more, as in `grpo models | head -1`."""
+    poll = select.poll()
+    poll.register(_STDOUT, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _write_no_more() -> None:
+    """Discard what is still buffered for stdout, because Python reports it as an error when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, _STDOUT)
+    os.close(nowhere)
+
+
+def _output_is_full() -> bool:
+    """True if stdout is a file, and its disk has no room."""
+    try:
+        disk = os.fstatvfs(_STDOUT)
+        return stat.S_ISREG(os.fstat(_STDOUT).st_mode) and disk.f_bavail * disk.f_frsize < NO_ROOM_BYTES
+    except OSError:  # stdout is closed
+        return False
 
 
 def _failure(error: BaseException) -> Exception | None:

@@ -15,7 +15,7 @@ import os
 import re
 import sqlite3
 import tempfile
-import time
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 import fsspec
-import httpx
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
@@ -36,16 +36,16 @@ from grpo.storage.moved import check_not_moved, former_homes
 from grpo.storage.moved_stores import present_address
 from grpo.storage.schemas import MIGRATION, mlflow_schema, require_newest
 from grpo.storage.signing import key_name
-from grpo_local.login import CLIENT, LOGIN_REMEDIES, PASSWORD, USERNAME, Server, login, login_file
+from grpo_local.login import CLIENT, PASSWORD, USERNAME, Server, login, login_file
 from grpo_local.schemas import prefect_schema
+from grpo_local.server_answers import NAMES, UnusableServer, served_version
 from grpo_local.servers import mlflow_service, prefect_service
 from grpo_local.service import port_is_free
 
+_STORE_S = 30.0
+"""Longest time in which a store takes an empty object."""
 State = Literal["ok", "absent", "warning", "problem"]
 PREFECT, MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
-_NAMES: dict[Server, str] = {"prefect": "Prefect's server", "mlflow": "MLflow"}
-_ANSWER_S = 5
-_ATTEMPTS, _PAUSE_S = 3, 1.0
 
 
 class CheckResult(BaseModel):
@@ -141,11 +141,11 @@ def _own_login() -> str | None:
 
 
 def _check_mlflow(url: str, login: str | None) -> CheckResult:
-    return _check_server("mlflow", url, f"{url}/health", f"{url}/version", setting=MLFLOW, login=login)
+    return _check_server("mlflow", url, setting=MLFLOW, login=login)
 
 
 def _check_prefect(url: str, login: str | None) -> CheckResult:
-    return _check_server("prefect", url, f"{url}/health", f"{url}/admin/version", setting=PREFECT, login=login)
+    return _check_server("prefect", url, setting=PREFECT, login=login)
 
 
 def check_ports() -> Iterator[CheckResult]:
@@ -162,56 +162,17 @@ def _is_server(tracking: str) -> bool:
     return tracking.startswith(("http:", "https:"))
 
 
-def _check_server(
-    package: Server, url: str, health: str, version: str, *, setting: str, login: str | None
-) -> CheckResult:
-    """Check that a server answers, and that its version matches the installed package."""
-    basic = None if login is None else httpx.BasicAuth(*login.partition(":")[::2])
-    with httpx.Client(timeout=_ANSWER_S, follow_redirects=True, auth=basic) as client:
-        return _check_answers(client, package, url, health, version, setting=setting)
-
-
-def _check_answers(
-    client: httpx.Client, package: Server, url: str, health: str, version: str, *, setting: str
-) -> CheckResult:
+def _check_server(package: Server, url: str, *, setting: str, login: str | None) -> CheckResult:
+    """Check that a server can be used, and that its version matches the installed package."""
     installed = importlib.metadata.version(package)
     try:
-        _get(client, health, attempts=_ATTEMPTS)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        reason = masked(str(error) or type(error).__name__, known=url).splitlines()[0]
-        return _server_check(
-            package,
-            "problem",
-            f"{_NAMES[package]} at {masked(url)} does not answer: {reason}",
-            f"Start it, or set {setting} to one that runs",
-            wrong_input=not isinstance(error, httpx.HTTPError) or isinstance(error, httpx.UnsupportedProtocol),
-        )
-    try:
-        served = _get(client, version).strip().strip('"')
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
-            return _server_check(package, "problem", f"{masked(url)} refuses the login", LOGIN_REMEDIES[package])
-        served = "unknown version"
+        served = served_version(package, url, setting=setting, login=login)
+    except UnusableServer as error:
+        return _server_check(package, "problem", error.detail, error.remedy, wrong_input=error.wrong_input)
     if served.split(".")[:2] == installed.split(".")[:2]:
         return _server_check(package, "ok", f"{masked(url)} answers, {served}")
     detail = f"{masked(url)} answers, {served}. Installed here is {installed}"
     return _server_check(package, "warning", detail, f"Install the same version of {package} on both sides")
-
-
-def _get(client: httpx.Client, url: str, *, attempts: int = 1) -> str:
-    """GET a text. If the connection is dropped, it is tried again."""
-    for left in reversed(range(attempts)):
-        try:
-            response = client.get(url)
-            response.raise_for_status()
-            return response.text[:1000]
-        except httpx.UnsupportedProtocol:
-            raise
-        except httpx.TransportError:
-            if not left:
-                raise
-            time.sleep(_PAUSE_S)
-    raise AssertionError("at least one attempt is made")
 
 
 def _check_port(name: str, host: str, *, setting: str, taken: State) -> CheckResult:
@@ -247,7 +208,7 @@ def check_files(home: Path) -> Iterator[CheckResult]:
         return
     readers: dict[str, Callable[[], object]] = {"signing.key": key_name, "moved.json": former_homes}
     readers["stores.json"] = partial(present_address, "")
-    readers |= {f"{name}.login": partial(login, home, name) for name in _NAMES if login_file(home, name).exists()}
+    readers |= {f"{name}.login": partial(login, home, name) for name in NAMES if login_file(home, name).exists()}
     for name, read in readers.items():
         try:
             read()
@@ -270,12 +231,30 @@ def check_store(store: str) -> CheckResult:
         file_system, root = fsspec.core.url_to_fs(store)
         if isinstance(file_system, LocalFileSystem):
             return _check_folder(name, Path(root), remedy=remedy)
-        probe = f"{root.rstrip('/')}/.probe-{uuid.uuid4().hex}"
-        file_system.pipe_file(probe, b"")
-        file_system.rm_file(probe)
+        _write_within(_STORE_S, file_system, f"{root.rstrip('/')}/.probe-{uuid.uuid4().hex}")
     except Exception as error:  # noqa: BLE001 - any error of a store is the outcome of the check
         return _store_check(name, f"{masked(store)}: {type(error).__name__}: {masked(str(error), known=store)}", remedy)
     return _store_check(name, masked(store))
+
+
+def _write_within(seconds: float, file_system: AbstractFileSystem, probe: str) -> None:
+    """Write and remove an object. Raises `TimeoutError`, because a client of a bucket would try for five minutes."""
+    failures: list[Exception] = []
+
+    def write() -> None:
+        try:
+            file_system.pipe_file(probe, b"")
+            file_system.rm_file(probe)
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=write, name="probe of the store", daemon=True)  # the command may end before it
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"it has not answered within {seconds:g} s")
+    for failure in failures:
+        raise failure
 
 
 def _check_folder(name: str, folder: Path, *, remedy: str) -> CheckResult:
@@ -299,7 +278,7 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
     if uri.startswith("sqlite:///"):
         return _check_sqlite(name, Path(uri.removeprefix("sqlite:///")), setting=setting)
     from sqlalchemy import create_engine
-    from sqlalchemy.exc import OperationalError, SQLAlchemyError
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
     try:
         engine = create_engine(uri, connect_args={"connect_timeout": 5} if uri.startswith("postgres") else {})
@@ -311,6 +290,11 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
         remedy = f"{install}, or set {setting}"
         return _store_check(name, f"{masked(uri)} needs a driver ({error})", remedy, wrong_input=True)
     except (SQLAlchemyError, TypeError, ValueError) as error:
+        if isinstance(error, (ArgumentError, NoSuchModuleError)):
+            detail = f"{setting}={masked(uri)!r} is not an address of a database or a server"
+            server = "http://HOST:PORT of a server, or " if setting == MLFLOW else ""
+            remedy = f"Set it to {server}postgresql://USER:PASSWORD@HOST/NAME of a database"
+            return _store_check(name, detail, remedy, wrong_input=True)
         detail = f"{masked(uri)}: {masked(str(error).strip().splitlines()[0], known=uri)}"
         wrong_input = not isinstance(error, OperationalError)
         return _store_check(

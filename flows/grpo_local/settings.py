@@ -30,6 +30,17 @@ IMAGE_S = 900
 """The same for a container or a pod, because its image may have to be pulled."""
 CANCELLING_S = 300
 """Time within which a run that is being cancelled ends."""
+_ADDRESSES = (
+    *("PREFECT_API_URL", "PREFECT_API_DATABASE_CONNECTION_URL"),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_BACKEND_STORE_URI", "MLFLOW_ARTIFACTS_DESTINATION"),
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+)
+_LOGINS = (
+    *("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"),
+    *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+)
+_PROXIES = ("http", "https", "all")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _command_start: list[float] = []
 
 
@@ -103,15 +114,45 @@ def apply() -> Path:
     folder = home()
     collect_rarely()
     keep_private()
+    _trim()
+    bypass_proxies()
     os.environ.setdefault(OFFLINE, os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "0")
     for name, value in {**offline_variables(), **home_variables(folder)}.items():
         os.environ.setdefault(name, value)
+    os.environ.setdefault("PGCONNECT_TIMEOUT", "10")  # otherwise a client of PostgreSQL waits without end
     hide_passwords()
     if os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
         from grpo_local.servers import lend_mlflow_login
 
         lend_mlflow_login(folder)
     return folder
+
+
+def _trim() -> None:
+    """Remove what a file or a web page adds to a value: blanks around addresses, and line ends of logins.
+
+    An empty address counts as not set. The last blank of a login stays, because a password may end with one.
+    """
+    for names, around in ((_ADDRESSES, None), (_LOGINS, "\r\n")):
+        for name in names:
+            if (value := os.environ.get(name)) is not None:
+                os.environ[name] = value.strip(around)
+    for name in _ADDRESSES:
+        if os.environ.get(name) == "":
+            del os.environ[name]
+
+
+def bypass_proxies() -> None:
+    """Reach the servers of this machine without the proxy that the environment names.
+
+    A proxy cannot reach the loopback of this machine, and would read the logins of its servers in the requests.
+    """
+    if not any(os.environ.get(f"{kind}_proxy") or os.environ.get(f"{kind.upper()}_PROXY") for kind in _PROXIES):
+        return
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host for text in given.split(",") if (host := text.strip())]
+    if hosts != ["*"]:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(dict.fromkeys((*hosts, *_LOOPBACK)))
 
 
 def hide_passwords() -> None:

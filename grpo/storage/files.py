@@ -32,7 +32,7 @@ _ERROR_TEXTS = {
     "database or disk is full": errno.ENOSPC,
 }
 """Error numbers as Rust, Python and SQLite write them into messages that libraries pass on without the number."""
-_NO_ROOM_BYTES = 2**20
+NO_ROOM_BYTES = 2**20
 """A disk with less free space counts as full."""
 
 
@@ -77,7 +77,7 @@ def _file_of(error: BaseException) -> object:
 def is_full(path: Path) -> bool:
     """True if the disk of a path has no room for a file. False for a path that cannot be looked at."""
     try:
-        return shutil.disk_usage(nearest_existing(path)).free < _NO_ROOM_BYTES
+        return shutil.disk_usage(nearest_existing(path)).free < NO_ROOM_BYTES
     except OSError:  # e.g. a name that is too long; this is called while another error is handled
         return False
 

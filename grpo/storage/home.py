@@ -18,9 +18,15 @@ def home() -> Path:
     """Return the folder of GRPO_HOME, by default `runs` below the working folder.
 
     Raises `ConfigError` if it has characters that break URIs, because a database at `sqlite:///a?b/x.db` would be in
-    `a`.
+    `a`, and if it begins or ends with a blank.
     """
-    folder = Path(os.environ.get("GRPO_HOME") or "runs").expanduser().resolve()
+    given = os.environ.get("GRPO_HOME") or "runs"
+    if given != given.strip():
+        raise ConfigError(
+            f"GRPO_HOME is {given!r}, with blanks or line ends around the name, so that it would be another folder. "
+            "Set it without them"
+        )
+    folder = Path(given).expanduser().resolve()
     unsafe = sorted({character for character in str(folder) if character in _UNSAFE or not character.isprintable()})
     if unsafe:
         shown = ", ".join(map(repr, unsafe))

@@ -127,7 +127,7 @@ def _key(*, make: bool) -> bytes | None:
 
     If several processes make the key at once, all get the same key.
     """
-    if given := os.environ.get(KEY):
+    if given := os.environ.get(KEY, "").strip():  # a key that was read from a file ends with a line end
         return _validated(given, place=KEY)
     file = key_file()
     if not make and not file.exists():

@@ -3,10 +3,12 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -209,7 +211,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         allowed = allowed or self.path in self.open
         self.send_response(200 if allowed else 401)
         self.end_headers()
-        self.wfile.write(b'"1.2.3"')
+        self.wfile.write(b"{}" if self.path.endswith("/ready") else b'"1.2.3"')
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Log nothing."""
@@ -234,7 +236,7 @@ def test_versions_of_servers_are_compared(port: int, tmp_path: Path, monkeypatch
     checks = _by_name(check_servers(tmp_path))
     assert (checks["prefect"].state, checks["mlflow"].state) == ("warning", "problem")
     assert "answers, 1.2.3. Installed here is 3." in checks["prefect"].detail
-    assert "does not answer" in checks["mlflow"].detail
+    assert "refuses the login" in checks["mlflow"].detail
     printed = "".join(check.model_dump_json() for check in checks.values())
     assert "s3cret" not in printed
     assert "wr0ng" not in printed
@@ -326,6 +328,32 @@ def test_what_a_run_of_a_config_would_refuse_is_a_problem(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_store_that_never_answers_is_a_problem_within_seconds(monkeypatch: pytest.MonkeyPatch):
+    """The client of a bucket would wait for five minutes."""
+    monkeypatch.setattr("grpo_local.checks._STORE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+        for name, value in {**keys, "AWS_ENDPOINT_URL": endpoint}.items():
+            monkeypatch.setenv(name, value)
+        started_at = time.monotonic()
+        check = check_store("s3://bucket-that-never-answers/x")
+        assert time.monotonic() - started_at < 20  # most of it is the import of the client
+    assert check.state == "problem"
+    assert "s3://bucket-that-never-answers/x: TimeoutError: it has not answered within 1 s" in check.detail
+
+
+@pytest.mark.parametrize("uri", ["127.0.0.1:5000", "HTTP//host", "postgres://me:s3cret@db/mlflow"])
+def test_an_address_of_the_wrong_form_is_wrong_input(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The message has the setting, and an example of an address. It does not ask to start a database."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(ConfigError, match=r"MLFLOW_TRACKING_URI=.* is not an address .*http://HOST:PORT") as caught:
+        require(check_records(tmp_path))
+    assert "Start" not in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", "", "4200.0", "²"])
 def test_a_setting_that_is_not_a_port_is_wrong_input(port: str, monkeypatch: pytest.MonkeyPatch):
     """The message has the setting, its value and the bounds."""
@@ -346,7 +374,7 @@ class _SecondTry(http.server.BaseHTTPRequestHandler):
             return
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b'"1.2.3"')
+        self.wfile.write(b"{}" if "search" in self.path else b'"1.2.3"')
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Log nothing."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import metadata
 from pathlib import Path
@@ -26,7 +28,7 @@ from grpo.errors import (
 from grpo.interrupts import Stopped
 from grpo.storage.home import home
 from grpo_cli.app import app
-from grpo_cli.errors import known_failure, with_exit_codes
+from grpo_cli.errors import FAILED, known_failure, with_exit_codes
 from tests.places import ROOT
 from tests.ports import own_port
 
@@ -226,3 +228,46 @@ def test_a_place_that_cannot_be_looked_at_hides_no_error(tmp_path: Path):
     place = tmp_path / ("a" * 300)
     failure = known_failure(_raised(lambda: place.write_text("")), [place])
     assert "File name too long" in str(failure)
+
+
+_PRINTS = """
+from grpo_cli.console import PlainConsole
+from grpo_cli.errors import with_exit_codes
+import sys, typer
+
+@with_exit_codes
+def command():
+    for _ in range(100_000):
+        PlainConsole().print("line") if sys.argv[1] == "console" else typer.echo("line")
+
+app = typer.Typer()
+app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(command)
+app()
+"""
+
+
+@pytest.mark.parametrize("printer", ["console", "echo"])
+def test_a_command_ends_without_a_message_if_nobody_reads_its_output(printer: str):
+    """As in `grpo models | head -1`. It is not an error of the user's code."""
+    command = [sys.executable, "-c", _PRINTS, printer]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == FAILED
+
+
+def test_a_full_disk_is_the_one_of_the_output(small_disk: Path):
+    """The home has room, so that it is not named."""
+    (small_disk / "fill").write_bytes(bytes(2**16))
+    code = (
+        "from grpo_cli.errors import known_failure; import errno, sys;"
+        "print(known_failure(OSError(errno.ENOSPC, 'No space left on device')), file=sys.stderr)"
+    )
+    with (small_disk / "output").open("wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=True
+        )
+    assert done.stderr.startswith("cannot write the file of this command's output: the disk is full")

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import httpx
 import pytest
+import requests
 
+from grpo.environment_variables import variables_set
+from grpo.errors import ConfigError
+from grpo.storage.home import home
+from grpo_local import settings
+from grpo_local.service import _answers
 from tests.places import ROOT
+
+_PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY")
 
 
 def test_telemetry_of_all_packages_is_off():
@@ -36,3 +49,91 @@ def test_grpo_debug_enables_debug_messages(value: str, enabled: bool):
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ("DEBUG grpo_tasks.execution.executor: ours" in done.stderr) is enabled
     assert "theirs" not in done.stderr
+
+
+class _Server(BaseHTTPRequestHandler):
+    """A server of this machine."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"here")
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Log nothing."""
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "after"),
+    [
+        (None, "127.0.0.1,localhost,::1"),
+        ("db.internal, localhost", "db.internal,localhost,127.0.0.1,::1"),
+        ("*", "*"),
+    ],
+)
+def test_servers_of_this_machine_are_not_reached_through_a_proxy(no_proxy: str | None, after: str):
+    """Nothing listens at the proxy. Clients of all three kinds still reach a server at 127.0.0.1."""
+    none: dict[str, str | None] = dict.fromkeys(_PROXIES)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        with variables_set({**none, "http_proxy": "http://127.0.0.1:9", "NO_PROXY": no_proxy}):
+            settings.bypass_proxies()
+            assert os.environ["no_proxy" if no_proxy != "*" else "NO_PROXY"] == os.environ["NO_PROXY"] == after
+            assert _answers(url)
+            assert httpx.get(url).text == requests.get(url, timeout=5).text == "here"
+        server.shutdown()
+
+
+def test_without_a_proxy_no_variable_of_proxies_is_set():
+    """A variable that nobody needs is not passed to servers and workers."""
+    with variables_set(dict.fromkeys(_PROXIES)):
+        settings.bypass_proxies()
+        assert not {"no_proxy", "NO_PROXY"} & set(os.environ)
+
+
+def test_blanks_around_addresses_and_line_ends_of_logins_are_removed(tmp_path: Path):
+    """They come from web pages and files. An empty address counts as not set, and a password keeps its blank."""
+    given = {
+        "GRPO_HOME": str(tmp_path),
+        "PREFECT_API_URL": " http://127.0.0.1:9/api \n",
+        "MLFLOW_TRACKING_URI": "",
+        "MLFLOW_TRACKING_PASSWORD": "s3cret \r\n",
+    }
+    code = (
+        f"from grpo_local import settings; settings.apply(); import os;print([os.environ[name] for name in {[*given]}])"
+    )
+    clean = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **given}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    assert done.stdout.strip() == repr([str(tmp_path), "http://127.0.0.1:9/api", address, "s3cret "])
+
+
+@pytest.mark.parametrize("name", ["runs ", " runs", "runs\n"])
+def test_a_home_with_a_blank_at_its_end_is_refused(name: str):
+    """It would be another, empty folder, in which no model is registered."""
+    with variables_set({"GRPO_HOME": name}), pytest.raises(ConfigError, match="with blanks or line ends around"):
+        home()
+
+
+def test_a_database_that_never_answers_is_not_waited_for(tmp_path: Path):
+    """PostgreSQL's own client would wait without end, for example in `grpo migrate`."""
+    code = (
+        "from grpo_local import settings; settings.apply(); import sys;"
+        "from grpo.storage.schemas import mlflow_schema; mlflow_schema(sys.argv[1])"
+    )
+    clean = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "GRPO_HOME": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"postgresql://me:secret@127.0.0.1:{silent.getsockname()[1]}/mlflow"
+        done = subprocess.run(
+            [sys.executable, "-c", code, uri],
+            env=clean,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert "timeout expired. Check its address and login" in done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import ConfigError
-from grpo.storage.signing import KEY, Unverified, key_file, sign, verify
+from grpo.storage.signing import KEY, Unverified, key_file, key_name, sign, verify
 from tests.places import ROOT
 
 DOCUMENT = {"name": "desk", "tags": {"b": "2", "a": "1"}}
@@ -93,6 +93,14 @@ def test_the_key_is_readable_by_its_owner_alone(home: Path):
     key = key_file().read_text().strip()
     assert len(key) == 64
     assert key not in text
+
+
+def test_a_line_end_after_the_key_is_not_part_of_it(monkeypatch: pytest.MonkeyPatch):
+    """A secret that was made from a file ends with one, and the other machines would not trust its signatures."""
+    monkeypatch.setenv(KEY, "a" * 32)
+    name = key_name()
+    monkeypatch.setenv(KEY, "a" * 32 + "\n")
+    assert key_name() == name
 
 
 def test_a_short_key_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch):

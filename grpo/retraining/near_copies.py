@@ -32,7 +32,9 @@ from grpo.tables import open_parquet
 CONTAMINATION, DUPLICATES = "contamination", "duplicates"
 """Names of the two filters."""
 _PENDING_TEXTS = 20_000
-"""Largest number of conversations without decisions that are compared with an earlier day at once."""
+"""Largest number of conversations without decisions that are compared with earlier days at once."""
+_PASSED_TEXTS = 5_000
+"""Number of conversations that passed from which a comparison with earlier days begins."""
 _DECISIONS = pa.schema([("filter", pa.string()), ("match", pa.string()), ("similarity", pa.float64())])
 _REFERENCES = pa.schema([("name", pa.string()), *COLUMNS])
 _Best = dict[int, tuple[str, float]]
@@ -168,13 +170,13 @@ def _decide_block(
     texts, places = _distinct([days[number] for number in block])
     known, heldout = references
     alike, judged = known.most_alike(texts, threshold), heldout.most_alike(texts, threshold)
-    for number, decisions in enumerate(decided):
-        _add_passed(alike, days[number], decisions.passed, texts, threshold)
+    for part in _parts(days, decided):
+        _add_passed(alike, part, texts, threshold)
     for number, of_day in zip(block, places, strict=True):
         table = _decide_day(days[number].ids.to_pylist(), of_day, texts, alike, judged, threshold)
         yield table
         if number != block[-1]:
-            _add_passed(alike, days[number], Decisions(table=table).passed, texts, threshold)
+            _add_passed(alike, [(days[number], Decisions(table=table).passed)], texts, threshold)
 
 
 def _distinct(days: Sequence[DayOfTexts]) -> tuple[TextSet, list[NDArray[np.int64]]]:
@@ -190,15 +192,32 @@ def _distinct(days: Sequence[DayOfTexts]) -> tuple[TextSet, list[NDArray[np.int6
     return concatenate(sets), np.split(places[inverse], starts[1:-1])
 
 
-def _add_passed(best: _Best, day: DayOfTexts, passed: NDArray[np.int64], texts: TextSet, threshold: float) -> None:
-    """Compare texts with the conversations of an earlier day that passed, and update the best matches in `best`.
+_Passed = list[tuple[DayOfTexts, NDArray[np.int64]]]
+"""Days with the places of their conversations that passed."""
+
+
+def _parts(days: Sequence[DayOfTexts], decided: Sequence[Decisions]) -> Iterator[_Passed]:
+    """The decided days in order, in parts of at least `_PASSED_TEXTS` conversations that passed, except the last."""
+    part: _Passed = []
+    for day, decisions in zip(days, decided, strict=False):
+        part.append((day, decisions.passed))
+        if sum(len(passed) for _, passed in part) >= _PASSED_TEXTS:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _add_passed(best: _Best, earlier: _Passed, texts: TextSet, threshold: float) -> None:
+    """Compare texts with the conversations of earlier days that passed, and update the best matches in `best`.
 
     If two conversations are equally similar to a text, the first one counts.
     """
-    pairs = _most_alike(SimilarPairs.find(day.read(passed), texts, threshold))
-    for text, (place, similarity) in pairs.items():
+    ids = pa.chunked_array([day.ids.take(passed) for day, passed in earlier])
+    passed = concatenate([day.read(places) for day, places in earlier])
+    for text, (place, similarity) in _most_alike(SimilarPairs.find(passed, texts, threshold)).items():
         if text not in best or similarity > best[text][1]:
-            best[text] = day.ids[int(passed[place])].as_py(), similarity
+            best[text] = ids[place].as_py(), similarity
 
 
 def _most_alike(pairs: SimilarPairs) -> dict[int, tuple[int, float]]:

@@ -49,6 +49,7 @@ METHODS = {
             "grpo.scenarios.message_columns:_TRUE_IS_USER",
             "grpo.scenarios.readers.written_calls:_FORM",
             "grpo_local.login:_USABLE",
+            "grpo_local.server_answers:_VERSION",
             "grpo_local.prefect_server.description:_DESCRIPTION",
         ),
         "fullmatch",

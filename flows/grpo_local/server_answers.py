@@ -22,7 +22,7 @@ _VERSIONS: dict[Server, str] = {"prefect": "/admin/version", "mlflow": "/version
 _RECORDS: dict[Server, str] = {"prefect": "/ready", "mlflow": "/api/2.0/mlflow/experiments/search?max_results=1"}
 """Calls that read the database, and that a server answers with a JSON object."""
 _EXAMPLES: dict[Server, str] = {"prefect": "http://HOST:4200/api", "mlflow": "http://HOST:5000"}
-_VERSION = re.compile(r"[0-9]+\.[0-9]+[\w.+-]*")
+_VERSION = re.compile(r"[0-9]+\.[0-9][\w.+-]*")
 _ANSWER_S, _RECORDS_S = 5, 20
 _ATTEMPTS, _PAUSE_S = 3, 1.0
 

@@ -110,7 +110,7 @@ def known_failure(error: Exception, places: Sequence[Path] = ()) -> Exception | 
 
 
 def _reader_has_left() -> bool:
-    """True if stdout is a pipe that nobody reads any more, as in `grpo models | head -1`."""
+    """True if stdout is a pipe and its reader has ended, as in `grpo models | head -1`."""
     poll = select.poll()
     poll.register(_STDOUT, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -150,7 +150,7 @@ class IterationMetrics(UpdateMetrics):
     input_agnostic: bool = False
     """The replies do not depend on the scenario, by a permutation test."""
     turn_reward_correlation: float | None = None
-    """Correlation of turn rewards with success within groups. None if there are no turn rewards, or nothing differs."""
+    """Correlation of turn rewards with success within groups. None without turn rewards, or if all are equal."""
     turn_reward_low: float | None = None
     turn_reward_high: float | None = None
     """Ends of its interval at 95 % confidence."""

@@ -185,7 +185,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     def kl_to_base() -> float:
         return reference_kl(reference.model, batch.samples[:_KL_SAMPLES], max_tokens=learner.microbatch_tokens)
 
-    # shards are gathered in both, and adapters are disabled for the KL, so that neither can be done in two threads
+    # not with shards, because both gather them, and not with adapters, because the KL disables them
     kl = _in_background(write, kl_to_base, is_possible=settings.sharding != "sharded" and reference is not held)
     model_cache.put(policy)
     tokens_per_s = sum(metrics["processed_tokens"] for metrics in steps) / seconds

@@ -186,7 +186,7 @@ class ForkServers:
                 if server is None or process is None:
                     server = await self._start(folder, common)
                     process = await server.fork(variables)
-            except asyncio.CancelledError:  # its answer is read by nobody, and `close` would wait until it is idle
+            except asyncio.CancelledError:  # otherwise `close` would wait until this server is idle
                 if server is not None:
                     server.retire()
                 raise

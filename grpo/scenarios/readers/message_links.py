@@ -111,7 +111,7 @@ def _shown(rows: Sequence[Mapping[str, Any]], keys: tuple[str, str], speakers: S
 
 
 def _speaker(message: Mapping[str, Any]) -> str | None:
-    """Who speaks. None for the result of a call, and if no key tells."""
+    """Speaker of a message. None if it is the result of a call, or if no key names a speaker."""
     name = next((message[key] for key in _SPEAKERS if isinstance(message.get(key), str)), None)
     return None if name is None or speaker_name(name) in TOOLS else speaker_name(name)
 

@@ -227,7 +227,7 @@ def _joined(messages: Iterable[LoggedMessage]) -> tuple[LoggedMessage, ...]:
 
 
 def _speaker(messages: Sequence[LoggedMessage]) -> str | None:
-    """Who speaks in a row. None if it has the result of a call, because several results may follow one message."""
+    """Speaker of a row. None if it has the result of a call, because several results may follow one message."""
     return messages[0].role if messages and messages[0].role != "tool" else None
 
 
@@ -262,7 +262,7 @@ def _messages(row: Mapping[str, Any], settings: MessageRows) -> list[LoggedMessa
 def _spoken(role: Role, cell: Any, column: str) -> list[LoggedMessage]:
     """Messages of a cell: a text, or parts of a message, which may have calls with their results.
 
-    Raises `ValueError` if the cell has anything else, because it would become a text that nobody has written.
+    Raises `ValueError` if the cell has anything else, because no speaker has written it.
     """
     value = parsed(cell)
     if isinstance(value, list) and (

@@ -26,7 +26,7 @@ _MOST_PAIRS = 2**24
 _MOST_BITS = 2**27
 """Bits of texts or of pairs that are compared at once, 16 MiB."""
 _SIZES = (256, 4096)
-"""Sizes of the sets of bits. The small set excludes most pairs of short texts, the large set most pairs of long ones."""
+"""Numbers of bits. The small set excludes most pairs of short texts, and the large set most pairs of long texts."""
 _ROUNDING = 1e-9
 
 

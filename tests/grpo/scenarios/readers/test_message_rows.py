@@ -71,7 +71,7 @@ def test_a_text_that_is_json_stays_a_text(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", [{"type": "image"}, [{"type": "image", "url": "x"}]])
 def test_a_text_that_is_an_object_is_refused(tmp_path: Path, text: Any) -> None:
-    """It would become a text that nobody has written."""
+    """It would become a text that no speaker has written."""
     (record,) = read(tmp_path / "a.jsonl", [{"role": "user", "text": text}], speaker="role", text="text")
     assert "is not text" in (record.problem or "") or "is not a text" in (record.problem or "")
 

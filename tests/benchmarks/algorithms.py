@@ -1,11 +1,12 @@
 """Success over generated tokens and over CPU time, with each setting that could make learning need fewer of them.
 
-    python -m tests.benchmarks.algorithms                                all settings, five seeds, into docs/tasks.md
-    python -m tests.benchmarks.algorithms GRPO "credit by state" --seeds 1     some of them, only printed
+    python -m tests.benchmarks.algorithms support_desk              all settings, five seeds, into docs/tasks.md
+    python -m tests.benchmarks.algorithms family_relationships      the same on a public task
+    python -m tests.benchmarks.algorithms support_desk GRPO MaxRL --seeds 1     some of them, only printed
 
-The shipped model learns the support desk from the settings of the quickstart, each time with other sections, and the
-held-out scenarios are played after each update. Records are in runs/algorithms, so a measurement that was interrupted
-goes on. Each run has one thread, and as many run at once as there are cores.
+The shipped model learns a task from the settings of its config, each time with other sections, and the held-out
+scenarios are played after each update. Records are in runs/algorithms, so a measurement that was interrupted goes on.
+Each run has one thread, and as many run at once as there are cores.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from itertools import accumulate, product
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,67 +29,124 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.tables import read_provenance, read_trajectories
 from grpo_local import settings
 from tests.benchmarks import curves
 from tests.benchmarks.curves import interval, ratio_to_target
+from tests.benchmarks.desk import CONFIG
 from tests.benchmarks.page import Table, commit, here, replace_results
 from tests.benchmarks.tasks import PAGE
+from tests.doubles import changed
 from tests.places import ROOT
 
 RECORDS = ROOT / "runs" / "algorithms"
-TARGET = 0.8
-"""Held-out success of the base is 0.3, and of a whole quickstart above 0.9."""
-HELDOUT = 96
-"""Held-out scenarios that are played after each update."""
-ITERATIONS, SCENARIOS = 12, 32
 PLAIN, PLAIN_SUCCESS = "GRPO", "GRPO, success only"
 _SUCCESS = [{"kind": "task_completion", "weight": 1.0}]
-VARIANTS: dict[str, dict[str, Any]] = {
-    PLAIN: {},
-    "credit by state": {"training": {"credit_assignment": "state"}},
-    "credit by state, history 1": {"training": {"credit_assignment": "state", "state_history": 1}},
-    "credit by state, history 2": {"training": {"credit_assignment": "state", "state_history": 2}},
-    "curriculum": {"rollout": {"curriculum": {}}},
-    "4 roots, 8 branches": {"rollout": {"group_size": 12, "trees": 4}},
-    "4 roots, 8 branches, credit by state": {
-        "rollout": {"group_size": 12, "trees": 4},
-        "training": {"credit_assignment": "state"},
-    },
-    "own hint as teacher, a tenth": {
-        "training": {"distillation": {"privileged_context": ["outcome"], "distillation_weight": 0.1}}
-    },
-    PLAIN_SUCCESS: {"reward": _SUCCESS},
-    "MaxRL": {"reward": _SUCCESS, "training": {"algorithm": "maxrl"}},
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What the settings are compared on."""
+
+    config: str
+    """Path of the config below the project's folder."""
+    iterations: int
+    scenarios: int = 32
+    heldout: int
+    """Held-out scenarios that are played after each update."""
+    target: float
+    """Held-out success up to which tokens and CPU time are counted."""
+    variants: dict[str, dict[str, Any]]
+    """Sections over the config, by the name of the setting."""
+    heading: str
+    """Of the section in docs/tasks.md that the table is written to."""
+    what: str
+    """Begin of the text above the table."""
+
+    @property
+    def text(self) -> str:
+        """Text above the table. `{here}` is the machine."""
+        return (
+            f"Written by `python -m tests.benchmarks.algorithms` ({{here}}). {self.what} {self.iterations} iterations "
+            f"of {self.scenarios} scenarios with 8 episodes each, on one core. After each update {self.heldout} "
+            "held-out scenarios are played. The mean of the updates is the area under the curve of learning. "
+            f"{self.target:.0%} is reached at the first update from which on success stays there for two updates. "
+            "Ratios and differences are to GRPO with the same rewards and the same seeds: geometric means of the "
+            "ratios, and Student's intervals at 95 % over the seeds. A ratio below 1 is less than GRPO takes. It is "
+            "left out if a seed does not reach the target."
+        )
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Head of the table."""
+        return (
+            "setting",
+            "seeds",
+            "success, mean of the updates",
+            "difference",
+            "last update",
+            "difference of the last",
+            f"episodes to {self.target:.0%}, ratio",
+            f"generated tokens to {self.target:.0%}, ratio",
+            f"CPU time to {self.target:.0%}, ratio",
+        )
+
+
+TASKS = {
+    "support_desk": Task(
+        config=CONFIG,
+        iterations=12,
+        heldout=96,
+        target=0.8,
+        variants={
+            PLAIN: {},
+            "credit by state": {"training": {"credit_assignment": "state"}},
+            "credit by state, history 1": {"training": {"credit_assignment": "state", "state_history": 1}},
+            "credit by state, history 2": {"training": {"credit_assignment": "state", "state_history": 2}},
+            "curriculum": {"rollout": {"curriculum": {}}},
+            "4 roots, 8 branches": {"rollout": {"group_size": 12, "trees": 4}},
+            "4 roots, 8 branches, credit by state": {
+                "rollout": {"group_size": 12, "trees": 4},
+                "training": {"credit_assignment": "state"},
+            },
+            "own hint as teacher, a tenth": {
+                "training": {"distillation": {"privileged_context": ["outcome"], "distillation_weight": 0.1}}
+            },
+            PLAIN_SUCCESS: {"reward": _SUCCESS},
+            "MaxRL": {"reward": _SUCCESS, "training": {"algorithm": "maxrl"}},
+        },
+        heading="## Settings compared\n",
+        what="The shipped model learns the support desk from the settings of the quickstart,",
+    ),
+    "family_relationships": Task(
+        config="data/configs/family_relationships.yaml",
+        iterations=60,
+        heldout=250,
+        target=0.6,
+        variants={
+            PLAIN: {},
+            "steps of 4 groups": {"training": {"groups_per_step": 4}},
+            "steps of 2 groups": {"training": {"groups_per_step": 2}},
+            "two passes": {"training": {"epochs": 2}},
+            "two passes, steps of 4 groups": {"training": {"epochs": 2, "groups_per_step": 4}},
+            "credit by state": {"training": {"credit_assignment": "state"}},
+            "curriculum": {"rollout": {"curriculum": {}}},
+        },
+        heading="### Settings compared on families of three people\n",
+        what="The shipped model learns family_relationships from the settings of its config, its fine-tuning first,",
+    ),
 }
-HEADING = "## Settings compared\n"
-TEXT = (
-    "Written by `python -m tests.benchmarks.algorithms` ({here}). The shipped model learns the support desk from the "
-    f"settings of the quickstart, {ITERATIONS} iterations of {SCENARIOS} scenarios with 8 episodes each, on one core. "
-    f"After each update {HELDOUT} held-out scenarios are played. The mean of the updates is the area under the curve "
-    f"of learning. {TARGET:.0%} is reached at the first update from which on success stays there for two updates. "
-    "Ratios and differences are to GRPO with the same rewards and the same seeds: geometric means of the ratios, and "
-    "Student's intervals at 95 % over the seeds. A ratio below 1 is less than GRPO takes. It is left out if a seed "
-    "does not reach the target."
-)
-HEAD = (
-    "setting",
-    "seeds",
-    "success, mean of the updates",
-    "difference",
-    "last update",
-    "difference of the last",
-    f"generated tokens to {TARGET:.0%}, ratio",
-    f"CPU time to {TARGET:.0%}, ratio",
-)
 
 
 class Run(BaseModel):
-    """One training: tokens generated, seconds of CPU time and held-out success after each update."""
+    """One training: episodes and tokens generated, CPU seconds and held-out success after each update."""
 
     model_config = ConfigDict(frozen=True)
 
     commit: str
+    target: float
+    episodes: list[int]
     tokens: list[int]
     cpu_s: list[float]
     success: list[float]
@@ -100,40 +159,56 @@ class Run(BaseModel):
     @property
     def at_target(self) -> int | None:
         """See `curves.at_target`."""
-        return curves.at_target(self.success, TARGET)
+        return curves.at_target(self.success, self.target)
 
 
-def train(name: str, seed: int) -> None:
+def train(task: str, name: str, seed: int) -> None:
     """Train with the sections of a variant, and write the record."""
     settings.apply()
     torch.set_num_threads(1)
+    of_task = TASKS[task]
     with TemporaryDirectory() as folder:
-        curve = curves.train(
-            Path(folder),
-            {"seed": seed, "rollout": {"scenarios": SCENARIOS}, "training": {"iterations": ITERATIONS}},
-            VARIANTS[name],
-            heldout=HELDOUT,
-            clock=time.process_time,
-        )
-        tokens = list(accumulate(_generated(Path(folder))))
-    run = Run(commit=commit(), tokens=tokens, cpu_s=curve.seconds, success=curve.success)
-    record = _record(name, seed)
+        sections: dict[str, Any] = {
+            **load_config(ROOT / of_task.config).model_dump(),
+            "store": folder,
+            "seed": seed,
+        }
+        for section in (
+            {"rollout": {"scenarios": of_task.scenarios}, "training": {"iterations": of_task.iterations}},
+            of_task.variants[name],
+        ):
+            sections = changed(sections, **section)
+        config = PipelineConfig.model_validate(sections)
+        curve = curves.train(config, heldout=of_task.heldout, clock=time.process_time)
+        counts = _generated(Path(folder), of_task.iterations)
+    episodes, tokens = (list(accumulate(column)) for column in zip(*counts, strict=True))
+    run = Run(
+        commit=commit(),
+        target=of_task.target,
+        episodes=episodes,
+        tokens=tokens,
+        cpu_s=curve.seconds,
+        success=curve.success,
+    )
+    record = _record(task, name, seed)
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(run.model_dump_json(), encoding="utf-8")
 
 
-def _record(name: str, seed: int) -> Path:
-    return RECORDS / f"{name.replace(' ', '-')}-{seed}.json"
+def _record(task: str, name: str, seed: int) -> Path:
+    return RECORDS / task / f"{name.replace(' ', '-')}-{seed}.json"
 
 
-def _generated(folder: Path) -> list[int]:
-    """Tokens that were generated in the rollout of each iteration. A branch counts without those of its root."""
+def _generated(folder: Path, iterations: int) -> list[tuple[int, int]]:
+    """Episodes and generated tokens of each rollout. A branch counts without the tokens of its root."""
+    episodes: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for path in folder.rglob("rollout*/**/*.parquet"):
-        tokens[read_provenance(path)["part"]] += sum(
-            int(episode.loss_mask[episode.own_start :].sum()) for episode in read_trajectories(path)
-        )
-    return [tokens[str(iteration)] for iteration in range(ITERATIONS)]
+        part = read_provenance(path)["part"]
+        for episode in read_trajectories(path):
+            episodes[part] += 1
+            tokens[part] += int(episode.loss_mask[episode.own_start :].sum())
+    return [(episodes[str(iteration)], tokens[str(iteration)]) for iteration in range(iterations)]
 
 
 def row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> tuple[str, ...]:
@@ -147,22 +222,27 @@ def row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> tuple[str, ...]
         interval([run.mean - other.mean for run, other in zip(runs, plain, strict=True)]),
         f"{statistics.fmean(last):.1%}",
         interval([run.success[-1] - other.success[-1] for run, other in zip(runs, plain, strict=True)]),
+        _ratio(runs, plain, "episodes"),
         _ratio(runs, plain, "tokens"),
         _ratio(runs, plain, "cpu_s"),
     )
 
 
-def _reached(runs: Sequence[Run]) -> tuple[str, str]:
-    """Tokens and CPU time of GRPO itself to the target, as means."""
+def _reached(runs: Sequence[Run]) -> tuple[str, str, str]:
+    """Episodes, tokens and CPU time of GRPO itself to the target, as means."""
     places = [run.at_target for run in runs]
     missing = sum(place is None for place in places)
     if missing:
-        return (f"not reached by {missing} of {len(runs)}",) * 2
-    at = [(run.tokens[place], run.cpu_s[place]) for run, place in zip(runs, places, strict=True) if place is not None]
-    return f"{statistics.fmean(t for t, _ in at):,.0f}", f"{statistics.fmean(s for _, s in at):.0f} s"
+        return (f"not reached by {missing} of {len(runs)}",) * 3
+    at = [(run, place) for run, place in zip(runs, places, strict=True) if place is not None]
+    return (
+        f"{statistics.fmean(run.episodes[place] for run, place in at):,.0f}",
+        f"{statistics.fmean(run.tokens[place] for run, place in at):,.0f}",
+        f"{statistics.fmean(run.cpu_s[place] for run, place in at):.0f} s",
+    )
 
 
-def _ratio(runs: Sequence[Run], plain: Sequence[Run], measure: Literal["tokens", "cpu_s"]) -> str:
+def _ratio(runs: Sequence[Run], plain: Sequence[Run], measure: Literal["episodes", "tokens", "cpu_s"]) -> str:
     """See `curves.ratio_to_target`."""
     ours, others = (
         [None if run.at_target is None else getattr(run, measure)[run.at_target] for run in side]
@@ -171,34 +251,41 @@ def _ratio(runs: Sequence[Run], plain: Sequence[Run], measure: Literal["tokens",
     return ratio_to_target(ours, others)
 
 
-def table_rows(runs: dict[str, list[Run]]) -> Iterator[tuple[str, ...]]:
+def table_rows(task: Task, runs: dict[str, list[Run]]) -> Iterator[tuple[str, ...]]:
     """A row for each variant, after the GRPO that it is compared with."""
     for name, of_variant in runs.items():
-        same_reward = PLAIN_SUCCESS if "reward" in VARIANTS[name] else PLAIN
+        same_reward = PLAIN_SUCCESS if "reward" in task.variants[name] else PLAIN
         yield row(name, of_variant, runs[same_reward])
 
 
 def main() -> None:
     """Train each variant with each seed, print the table, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="*", help=f"GRPO and others of: {', '.join(VARIANTS)}")
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("variants", nargs="*", help="GRPO and other settings of the task; all by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     options = parser.parse_args()
-    variants = options.variants or list(VARIANTS)
-    if unknown := set(variants) - set(VARIANTS):
-        parser.error(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
+    task = TASKS[options.task]
+    variants = options.variants or list(task.variants)
+    if unknown := set(variants) - set(task.variants):
+        parser.error(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(task.variants)}")
     cores = len(os.sched_getaffinity(0))
-    missing = [(name, seed) for seed, name in product(options.seeds, variants) if not _record(name, seed).is_file()]
+    missing = [
+        (options.task, name, seed)
+        for seed, name in product(options.seeds, variants)
+        if not _record(options.task, name, seed).is_file()
+    ]
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for waiting in [pool.submit(train, *run) for run in missing]:
             waiting.result()
     runs = {
-        name: [Run.model_validate_json(_record(name, seed).read_bytes()) for seed in options.seeds] for name in variants
+        name: [Run.model_validate_json(_record(options.task, name, seed).read_bytes()) for seed in options.seeds]
+        for name in variants
     }
-    table = Table(head=HEAD, rows=tuple(table_rows(runs)))
+    table = Table(head=task.head, rows=tuple(table_rows(task, runs)))
     sys.stdout.write(table.markdown() + "\n")
     if not options.variants:
-        replace_results(PAGE, HEADING, TEXT.format(here=here()), table)
+        replace_results(PAGE, task.heading, task.text.format(here=here()), table)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,17 @@ import sys
 import time
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pydantic import BaseModel, ConfigDict
 
+from grpo.config.pipeline import PipelineConfig
 from grpo_local import settings
 from tests.benchmarks.curves import at_target, interval, ratio_to_target, train
+from tests.benchmarks.desk import quickstart
 from tests.benchmarks.measure import use_all_cores
 from tests.benchmarks.page import Table, here, replace_results
+from tests.doubles import changed
 from tests.places import ROOT
 
 PAGE, RECORDS = ROOT / "docs" / "scale.md", ROOT / "runs" / "continuous"
@@ -97,13 +99,17 @@ def measure(max_staleness: int, seed: int) -> Run:
     mode = {"mode": "continuous", "max_staleness": max_staleness} if max_staleness else {}
     desk = {"kind": "python", "object": "tests.benchmarks.slow_desk:SlowDesk", "options": {"delay_s": DELAY_S}}
     with TemporaryDirectory() as folder:
+        sections = {**quickstart().model_dump(), "store": folder, "seed": seed, "environment": desk}
+        config = changed(
+            sections,
+            rollout={"scenarios": SCENARIOS, "group_size": 8, **mode},
+            training={"iterations": ITERATIONS, "importance_sampling_cap": 2.0, "max_mismatch_kl": 0.2},
+        )
         curve = train(
-            Path(folder),
-            {"seed": seed, "rollout": {"scenarios": SCENARIOS, "group_size": 8, **mode}},
-            {"training": {"iterations": ITERATIONS, "importance_sampling_cap": 2.0, "max_mismatch_kl": 0.2}},
-            environment=desk,
+            PipelineConfig.model_validate(config),
             heldout=HELDOUT,
             clock=time.perf_counter,
+            heldout_environment=quickstart().environment,
         )
     busy = [iteration.busy_share for iteration in curve.iterations if iteration.busy_share is not None]
     run = Run(

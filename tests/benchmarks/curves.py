@@ -1,4 +1,4 @@
-"""Curves of learning: trainings of the shipped model on the support desk, and how they compare over seeds."""
+"""Curves of learning: trainings of the shipped model, and how they compare over seeds."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 from scipy import stats
 
 from grpo.artifacts import ArtifactStore
+from grpo.config.environments import EnvironmentSettings
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.schema import IterationMetrics
 from grpo.learner.checkpoints import load_policy
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
-from grpo_flows.pipeline import base_policy, prepare_scenarios, training_steps
+from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies, training_steps
 from grpo_tasks.execution.executor import InProcessExecutor
 from grpo_tasks.execution.stage import executed_by
 from grpo_tasks.split import read_split
-from tests.benchmarks.desk import heldout_success, quickstart
-from tests.doubles import changed
+from tests.benchmarks.desk import heldout_success
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,34 +34,29 @@ class Curve:
 
 
 def train(
-    folder: Path,
-    *sections: dict[str, Any],
-    environment: dict[str, Any] | None = None,
+    config: PipelineConfig,
+    *,
     heldout: int,
     clock: Callable[[], float],
+    heldout_environment: EnvironmentSettings | None = None,
 ) -> Curve:
-    """Train from the settings of the quickstart with `sections` over them, and play held-out scenarios afterwards.
+    """Train from the policy that the config starts GRPO from, and play held-out scenarios afterwards.
 
-    The held-out scenarios are played on the desk of the quickstart, also if the training has another `environment`.
+    The clock starts with the first rollout. The held-out scenarios are played in `heldout_environment` if it is given,
+    else in the environment of the training.
     """
-    settings = {**quickstart().model_dump(), "store": str(folder)}
-    for section in sections:
-        settings = changed(settings, **section)
-    if environment is not None:
-        settings["environment"] = environment
-    config = PipelineConfig.model_validate(settings)
     seconds, steps = [], []
     with executed_by(InProcessExecutor()):
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-        base = base_policy(config.policy, config.store)
+        start = starting_policies(config, base_policy(config.policy, config.store))[-1]
         began = clock()
-        for step in training_steps(config, data.split, base):
+        for step in training_steps(config, data.split, start):
             seconds.append(clock() - began)
             steps.append(step)
         store = ArtifactStore(config.store)
         ids = read_split(store, data.split.split).heldout[:heldout]
         scenarios = list(read_scenarios(store.path(data.artifact) / SCENARIOS_FILE, ids=ids))
-    played = config.model_copy(update={"environment": quickstart().environment})
+    played = config.model_copy(update={"environment": heldout_environment or config.environment})
     success = [heldout_success(load_policy(store, step.policy.checkpoint), played, scenarios) for step in steps]
     return Curve(seconds=seconds, success=success, iterations=[step.iteration for step in steps])
 

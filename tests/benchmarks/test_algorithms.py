@@ -5,14 +5,19 @@ from __future__ import annotations
 import pytest
 
 from tests.benchmarks import continuous
-from tests.benchmarks.algorithms import PLAIN, Run, row, table_rows
+from tests.benchmarks.algorithms import PLAIN, TASKS, Run, row, table_rows
 
 
 def run(*success: float, tokens: int = 100, cpu_s: float = 1.0) -> Run:
     """Held-out success after each update, which takes that many tokens and seconds each time."""
     updates = range(1, len(success) + 1)
     return Run(
-        commit="x", tokens=[tokens * k for k in updates], cpu_s=[cpu_s * k for k in updates], success=list(success)
+        commit="x",
+        target=0.8,
+        episodes=[256 * k for k in updates],
+        tokens=[tokens * k for k in updates],
+        cpu_s=[cpu_s * k for k in updates],
+        success=list(success),
     )
 
 
@@ -35,6 +40,7 @@ def test_differences_are_paired_by_seed_and_ratios_are_geometric_means():
         "+0.100 [-1.171, +1.371]",
         "90.0%",
         "+0.100 [-1.171, +1.371]",
+        "1.00 [1.00, 1.00]",
         "1.00 [0.00, 6682.65]",
         "1.00 [1.00, 1.00]",
     )
@@ -42,8 +48,8 @@ def test_differences_are_paired_by_seed_and_ratios_are_geometric_means():
 
 def test_a_seed_that_does_not_reach_the_target_is_said():
     plain = [run(0.8, 0.8), run(0.8, 0.8)]
-    assert row("slow", [run(0.8, 0.8), run(0.5, 0.5)], plain)[-2:] == ("not reached by 1 of 2",) * 2
-    assert row("fast", plain, [run(0.5, 0.5), run(0.8, 0.8)])[-2:] == ("the other does not reach it",) * 2
+    assert row("slow", [run(0.8, 0.8), run(0.5, 0.5)], plain)[-3:] == ("not reached by 1 of 2",) * 3
+    assert row("fast", plain, [run(0.5, 0.5), run(0.8, 0.8)])[-3:] == ("the other does not reach it",) * 3
 
 
 def test_a_bound_on_staleness_is_compared_with_stages():
@@ -73,7 +79,8 @@ def test_a_bound_on_staleness_is_compared_with_stages():
 
 
 def test_settings_with_a_reward_of_their_own_are_compared_with_grpo_on_the_same_reward():
-    """GRPO has no differences, and its tokens and seconds to the target are numbers."""
+    """GRPO has no differences, and its episodes, tokens and seconds to the target are numbers."""
     with pytest.raises(KeyError, match="success only"):
-        list(table_rows({PLAIN: [run(0.8, 0.8)], "MaxRL": [run(0.8, 0.8)]}))
-    assert list(table_rows({PLAIN: [run(0.8, 0.8)]})) == [(PLAIN, "1", "80.0%", "", "80.0%", "", "100", "1 s")]
+        list(table_rows(TASKS["support_desk"], {PLAIN: [run(0.8, 0.8)], "MaxRL": [run(0.8, 0.8)]}))
+    rows = list(table_rows(TASKS["support_desk"], {PLAIN: [run(0.8, 0.8)]}))
+    assert rows == [(PLAIN, "1", "80.0%", "", "80.0%", "", "256", "100", "1 s")]

@@ -298,7 +298,9 @@ def _open(request: UpdateRequest) -> tuple[TransformersPolicy, TransformersPolic
     # copied if still in use: the base is the reference without adapters, and an off-policy update keeps its sampler
     elif (is_base and settings.lora is None) or settings.importance_sampling_cap is not None:
         policy = model_cache.get(state.policy_hash, parent, base=base, frozen=state.dtype)
-        policy = TransformersPolicy(copy_model(policy.model), policy.tokenizer)
+        policy = TransformersPolicy(
+            copy_model(policy.model), policy.tokenizer, policy_hash=policy.hash, path_check=policy.path_check
+        )
     else:
         policy = model_cache.take(state.policy_hash, parent, base=base, frozen=state.dtype)
     if settings.lora is None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.benchmarks import continuous
 from tests.benchmarks.algorithms import PLAIN, TASKS, Run, row, table_rows
+from tests.benchmarks.curves import at_target
 
 
 def run(*success: float, tokens: int = 100, cpu_s: float = 1.0) -> Run:
@@ -13,7 +14,6 @@ def run(*success: float, tokens: int = 100, cpu_s: float = 1.0) -> Run:
     updates = range(1, len(success) + 1)
     return Run(
         commit="x",
-        target=0.8,
         episodes=[256 * k for k in updates],
         tokens=[tokens * k for k in updates],
         cpu_s=[cpu_s * k for k in updates],
@@ -22,8 +22,8 @@ def run(*success: float, tokens: int = 100, cpu_s: float = 1.0) -> Run:
 
 
 def test_the_target_is_reached_when_success_stays_there_for_two_updates():
-    assert run(0.5, 0.8, 0.7, 0.8, 0.9).at_target == 3
-    assert run(0.5, 0.7, 0.8).at_target is None
+    assert at_target([0.5, 0.8, 0.7, 0.8, 0.9], 0.8) == 3
+    assert at_target([0.5, 0.7, 0.8], 0.8) is None
 
 
 def test_differences_are_paired_by_seed_and_ratios_are_geometric_means():
@@ -33,7 +33,7 @@ def test_differences_are_paired_by_seed_and_ratios_are_geometric_means():
     """
     plain = [run(0.8, 0.8), run(0.8, 0.8)]
     runs = [run(0.8, 0.8, tokens=50), run(1.0, 1.0, tokens=200)]
-    assert row("credit", runs, plain) == (
+    assert row("credit", runs, plain, [0.8, 0.8]) == (
         "credit",
         "2",
         "90.0%",
@@ -48,8 +48,8 @@ def test_differences_are_paired_by_seed_and_ratios_are_geometric_means():
 
 def test_a_seed_that_does_not_reach_the_target_is_said():
     plain = [run(0.8, 0.8), run(0.8, 0.8)]
-    assert row("slow", [run(0.8, 0.8), run(0.5, 0.5)], plain)[-3:] == ("not reached by 1 of 2",) * 3
-    assert row("fast", plain, [run(0.5, 0.5), run(0.8, 0.8)])[-3:] == ("the other does not reach it",) * 3
+    assert row("slow", [run(0.8, 0.8), run(0.5, 0.5)], plain, [0.8, 0.8])[-3:] == ("not reached by 1 of 2",) * 3
+    assert row("fast", plain, [run(0.5, 0.5), run(0.8, 0.8)], [0.8, 0.8])[-3:] == ("the other does not reach it",) * 3
 
 
 def test_a_bound_on_staleness_is_compared_with_stages():
@@ -84,3 +84,12 @@ def test_settings_with_a_reward_of_their_own_are_compared_with_grpo_on_the_same_
         list(table_rows(TASKS["support_desk"], {PLAIN: [run(0.8, 0.8)], "MaxRL": [run(0.8, 0.8)]}))
     rows = list(table_rows(TASKS["support_desk"], {PLAIN: [run(0.8, 0.8)]}))
     assert rows == [(PLAIN, "1", "80.0%", "", "80.0%", "", "256", "100", "1 s")]
+
+
+def test_a_gain_is_counted_from_the_first_update_of_grpo_with_the_same_seed():
+    """15 points above .40 and .55. GRPO has .55 after two updates, and the other setting after one."""
+    plain = [run(0.40, 0.55, 0.60), run(0.55, 0.60, 0.69)]
+    task = TASKS["family_relationships"]
+    assert task.targets(plain) == pytest.approx([0.55, 0.70])
+    faster = [run(0.55, 0.60, 0.70)]
+    assert row("faster", faster, plain[:1], task.targets(plain[:1]))[-3:] == ("0.50",) * 3

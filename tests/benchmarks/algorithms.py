@@ -150,7 +150,7 @@ TASKS = {
             "credit by state": {"training": {"credit_assignment": "state"}},
             "curriculum": {"rollout": {"curriculum": {}}},
         },
-        heading="### Settings compared on families of three people\n",
+        heading="## Settings compared on families of three people\n",
         what="The shipped model learns family_relationships from the settings of its config, its fine-tuning first,",
     ),
 }

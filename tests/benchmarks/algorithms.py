@@ -32,8 +32,8 @@ from pydantic import BaseModel, ConfigDict
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.tables import read_provenance, read_trajectories
 from grpo_local import settings
-from tests.benchmarks import curves
 from tests.benchmarks.curves import at_target, interval, ratio_to_target
+from tests.benchmarks.curves import train as train_with_curve
 from tests.benchmarks.desk import CONFIG
 from tests.benchmarks.page import Table, commit, here, replace_results
 from tests.benchmarks.tasks import PAGE
@@ -41,6 +41,8 @@ from tests.doubles import changed
 from tests.places import ROOT
 
 RECORDS = ROOT / "runs" / "algorithms"
+SCENARIOS = 32
+"""Scenarios of an iteration, as in the configs of all tasks."""
 PLAIN, PLAIN_SUCCESS = "GRPO", "GRPO, success only"
 Measure = Literal["episodes", "tokens", "cpu_s"]
 MEASURES: tuple[Measure, ...] = ("episodes", "tokens", "cpu_s")
@@ -49,12 +51,11 @@ _SUCCESS = [{"kind": "task_completion", "weight": 1.0}]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the settings are compared on."""
+    """A task on which settings are compared."""
 
     config: str
     """Path of the config below the project's folder."""
     iterations: int
-    scenarios: int = 32
     heldout: int
     """Held-out scenarios that are played after each update."""
     target: float
@@ -65,16 +66,15 @@ class Task:
     variants: dict[str, dict[str, Any]]
     """Sections over the config, by the name of the setting."""
     heading: str
-    """Of the section in docs/tasks.md that the table is written to."""
+    """Heading of the section in docs/tasks.md that the table is written to."""
     what: str
-    """Begin of the text above the table."""
+    """Beginning of the sentence that says how the model is trained."""
 
-    @property
-    def text(self) -> str:
-        """Text above the table. `{here}` is the machine."""
+    def text(self, command: str, commits: Sequence[str]) -> str:
+        """Text above the table that `command` has written, from runs at these commits."""
         return (
-            f"Written by `python -m tests.benchmarks.algorithms` ({{here}}). {self.what} {self.iterations} iterations "
-            f"of {self.scenarios} scenarios with 8 episodes each, on one core. After each update {self.heldout} "
+            f"Written by `{command}` ({here()}), from runs at {', '.join(commits)}. {self.what} {self.iterations} "
+            f"iterations of {SCENARIOS} scenarios with 8 episodes each, on one core. After each update {self.heldout} "
             "held-out scenarios are played. The mean of the updates is the area under the curve of learning. "
             f"{self._goal} is reached at the first update from which on success stays there for two updates. "
             "Ratios and differences are to GRPO with the same rewards and the same seeds: geometric means of the "
@@ -148,7 +148,6 @@ TASKS = {
             "two passes": {"training": {"epochs": 2}},
             "two passes, steps of 4 groups": {"training": {"epochs": 2, "groups_per_step": 4}},
             "credit by state": {"training": {"credit_assignment": "state"}},
-            "curriculum": {"rollout": {"curriculum": {}}},
         },
         heading="## Settings compared on families of three people\n",
         what="The shipped model learns family_relationships from the settings of its config, its fine-tuning first,",
@@ -179,18 +178,15 @@ def train(task: str, name: str, seed: int) -> None:
     torch.set_num_threads(1)
     of_task = TASKS[task]
     with TemporaryDirectory() as folder:
-        sections: dict[str, Any] = {
-            **load_config(ROOT / of_task.config).model_dump(),
-            "store": folder,
-            "seed": seed,
-        }
-        for section in (
-            {"rollout": {"scenarios": of_task.scenarios}, "training": {"iterations": of_task.iterations}},
-            of_task.variants[name],
-        ):
-            sections = changed(sections, **section)
-        config = PipelineConfig.model_validate(sections)
-        curve = curves.train(config, heldout=of_task.heldout, clock=time.process_time)
+        settings_of_task = changed(
+            load_config(ROOT / of_task.config).model_dump(),
+            store=folder,
+            seed=seed,
+            rollout={"scenarios": SCENARIOS},
+            training={"iterations": of_task.iterations},
+        )
+        config = PipelineConfig.model_validate(changed(settings_of_task, **of_task.variants[name]))
+        curve = train_with_curve(config, heldout=of_task.heldout, clock=time.process_time)
         counts = _generated(Path(folder), of_task.iterations)
     episodes, tokens = (list(accumulate(column)) for column in zip(*counts, strict=True))
     run = Run(
@@ -237,7 +233,7 @@ def row(name: str, runs: Sequence[Run], plain: Sequence[Run], targets: Sequence[
 
 
 def _cost(runs: Sequence[Run], measure: Measure, targets: Sequence[float]) -> list[float | None]:
-    """What each run took up to its target. None is not reached."""
+    """Episodes, tokens or CPU seconds that each run took up to its target, or None if it did not reach the target."""
     places = [at_target(run.success, target) for run, target in zip(runs, targets, strict=True)]
     return [
         None if place is None else float(getattr(run, measure)[place]) for run, place in zip(runs, places, strict=True)
@@ -287,7 +283,10 @@ def main() -> None:
     table = Table(head=task.head, rows=tuple(table_rows(task, runs)))
     sys.stdout.write(table.markdown() + "\n")
     if not options.variants:
-        replace_results(PAGE, task.heading, task.text.format(here=here()), table)
+        commits = sorted({run.commit for of_variant in runs.values() for run in of_variant})
+        seeds = " ".join(map(str, options.seeds))
+        command = f"python -m tests.benchmarks.algorithms {options.task} --seeds {seeds}"
+        replace_results(PAGE, task.heading, task.text(command, commits), table)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from grpo_local import settings
 
 if TYPE_CHECKING:
     from grpo.config.pipeline import PipelineConfig
+    from grpo.preflight.table import Depth
 
 
 def train(
@@ -42,10 +43,10 @@ def train(
     from grpo_local.servers import prefect_server, running_prefect_server
 
     check = partial(_check, pipeline)
-    if not (is_repeated := _is_repeated(pipeline, home)):
-        check()  # what is refused leaves nothing in the home, so no server is started before
-    imports = partial(_import_packages, is_repeated=is_repeated, server_starts=running_prefect_server(home) is None)
-    with prefect_server(home, check=check if is_repeated else lambda: None, while_starting=imports) as url:
+    if not (home / pipeline.name / "report.json").is_file():
+        check("files")  # what is refused leaves nothing in a home, so no server is started before the first run
+    imports = partial(_import_packages, pipeline, home, server_starts=running_prefect_server(home) is None)
+    with prefect_server(home, check=check, while_starting=imports) as url:
         from grpo.evaluation.report import read_report
         from grpo_cli.console import show_progress
         from grpo_cli.display import print_summary
@@ -64,20 +65,20 @@ def train(
         raise typer.Exit(REFUSED)
 
 
-def _check(config: PipelineConfig) -> None:
-    """Make the checks that need neither PyTorch nor MLflow."""
+def _check(config: PipelineConfig, depth: Depth) -> None:
+    """Make the checks of the flow before it, so that they take none of the time after the server's start."""
     from grpo_local import preflight
 
-    preflight.check(config, depth="files")
+    preflight.check(config, depth=depth)
 
 
-def _import_packages(*, is_repeated: bool, server_starts: bool) -> None:
+def _import_packages(config: PipelineConfig, home: Path, *, server_starts: bool) -> None:
     """Import what the flow needs. A repeated run has cache hits, which need neither PyTorch nor Great Expectations.
 
     If one of its stages is computed nevertheless, it imports them.
     """
     settings.import_packages("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
-    if not is_repeated:
+    if not _is_repeated(config, home):
         settings.import_packages(*settings.LEARNER)
         if server_starts:  # the import takes three seconds, in which the server starts
             settings.import_packages("great_expectations")

@@ -19,6 +19,7 @@ import httpx
 
 from grpo.environment_variables import variables_set
 from grpo.errors import ConfigError
+from grpo.preflight.table import Depth
 from grpo.storage.files import storage_errors
 from grpo_local.inherited import BUCKETS, INHERITED
 from grpo_local.login import (
@@ -105,7 +106,7 @@ def prefect_server(
     home: Path,
     *,
     for_pages: bool = False,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[Depth], None] = lambda depth: None,
     while_starting: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
     """Provide a Prefect server while the block runs.
@@ -116,22 +117,26 @@ def prefect_server(
     Args:
         home: Home of the server.
         for_pages: True if the server is started for its pages, and not only for a run.
-        check: Called first, while a new server starts. What it raises stops that server again. PREFECT_API_URL is set
-            only if the user has set it, because a new server does not answer yet.
-        while_starting: Called next, with the address of the server in the environment.
+        check: Called with `files` first and with `all` after `while_starting`, while a new server starts. What it
+            raises stops that server again. PREFECT_API_URL is set only if the user has set it, because a new server
+            does not answer yet.
+        while_starting: Called between the two checks, with the address of the server in the environment.
 
     """
     if url := os.environ.get("PREFECT_API_URL"):
-        check()
+        check("files")
         while_starting()
+        check("all")
         yield url
         return
 
     def started(url: str) -> None:
         with variables_set({"PREFECT_API_URL": None}):
-            check()
+            check("files")
         os.environ["PREFECT_API_URL"] = url  # a running server may have another port than a new one
         while_starting()
+        with variables_set({"PREFECT_API_URL": None}):
+            check("all")
 
     with prefect_environment(home), prefect_service(home, for_pages=for_pages).shared(while_starting=started) as url:
         _require_login("prefect", f"{url}/admin/version", home)

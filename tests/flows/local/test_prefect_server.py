@@ -9,6 +9,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from grpo.errors import ConfigError
+from grpo.preflight.table import Depth
 from grpo_local.servers import prefect_server, prefect_service
 from grpo_local.service import free_port
 
@@ -24,17 +25,19 @@ def _own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_SERVER_API_PORT", str(free_port()))
 
 
-def test_a_refused_config_stops_the_server_that_was_starting(tmp_path: Path):
+@pytest.mark.parametrize("refused", ["files", "all"])
+def test_a_refused_config_stops_the_server_that_was_starting(tmp_path: Path, refused: Depth):
     """The check runs while the server has a process, without its address, because it does not answer yet."""
     seen = []
 
-    def check() -> None:
-        seen.append((prefect_service(tmp_path).process() is not None, os.environ.get("PREFECT_API_URL")))
-        raise ConfigError("refused")
+    def check(depth: Depth) -> None:
+        seen.append((depth, prefect_service(tmp_path).process() is not None, os.environ.get("PREFECT_API_URL")))
+        if depth == refused:
+            raise ConfigError("refused")
 
     with pytest.raises(ConfigError, match="refused"), prefect_server(tmp_path, check=check):
         raise AssertionError("the block does not begin")
-    assert seen == [(True, None)]
+    assert seen == [(depth, True, None) for depth in ("files", "all")[: 1 + (refused == "all")]]
     assert prefect_service(tmp_path).process() is None
 
 

@@ -295,8 +295,16 @@ class _Retrainings(Collector):
             GaugeMetricFamily(f"grpo_retraining_{name}", text, labels=["name", "result"])
             for name, text in (
                 ("records", "Conversations that the retraining has read, and accepted."),
-                ("turns", "Answered turns of the serving log that it has read, by whether they joined."),
-                ("feedback", "Feedback of the serving log that it has read, by whether it joined."),
+                (
+                    "turns",
+                    "Answered turns of the serving log that the retraining has read: joined to a conversation, or "
+                    "unjoined.",
+                ),
+                (
+                    "feedback",
+                    "Feedback of the serving log that the retraining has read: joined to a logged conversation, "
+                    "quarantined or duplicate.",
+                ),
             )
         )
         for path in paths:

@@ -17,7 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from grpo.artifacts import Artifact, ArtifactStore, local_path
-from grpo.errors import ArtifactError, RemovedError, StorageError
+from grpo.errors import ArtifactError, ConfigError, ErasedError, RemovedError, StorageError
 from grpo.storage.digests import MANIFEST
 from grpo.storage.fetched import user_temp_folder
 from grpo.storage.files import file_digest, write_atomically
@@ -210,6 +210,43 @@ def test_a_folder_is_found_by_its_kind_and_digest(any_store: ArtifactStore):
     artifact = _folder(any_store)
     assert any_store.folder("pair", artifact.sha256) == artifact
     assert artifact.kind == "pair"
+
+
+def test_a_store_has_what_it_stored_under_its_kind_and_digest(any_store: ArtifactStore):
+    """A store that was moved finds its artifacts by the end of their addresses."""
+    note = _text(any_store, "x")
+    name = note.uri.rsplit("/", 1)[1]
+    moved = note.model_copy(update={"uri": f"s3://before/store/note/{name}"})
+    assert (any_store.has(note), any_store.has(moved)) == (True, True)
+    assert any_store.own(moved) == note
+    for changes in ({"kind": "split"}, {"sha256": "0" * 64}, {"uri": name}):
+        other = note.model_copy(update=changes)
+        assert not any_store.has(other)
+        assert any_store.own(other) == other
+
+
+@pytest.mark.parametrize("put", [_folder, lambda store: _text(store, "x")], ids=["a folder", "a file"])
+def test_what_remains_of_an_erased_artifact_is_found(any_store: ArtifactStore, put: Callable[..., Artifact]):
+    """Also after a second erasure. If nothing remains, the artifact itself is returned, and its path is refused."""
+    first, second, third = put(any_store), _text(any_store, "less"), _text(any_store, "least")
+    any_store.path(first)
+    any_store.erase(first, second)
+    assert any_store.remaining(first) == second
+    any_store.erase(second, third)
+    reader = ArtifactStore(any_store.uri)
+    assert (reader.remaining(first), reader.remaining(third)) == (third, third)
+    assert (reader.is_erased(second), reader.is_erased(third), reader.is_removed(second)) == (True, False, False)
+    with pytest.raises(ErasedError, match="was erased, because a user asked for it"):
+        reader.path(first)
+    any_store.erase(third, None)
+    assert any_store.remaining(first) == third
+    assert not any_store.has(first)
+
+
+def test_the_address_of_an_artifact_without_its_digest_is_refused():
+    """The error has the address."""
+    with pytest.raises(ConfigError, match=r"^memory://addressed/note/x\.txt is not the address of an artifact"):
+        local_path("memory://addressed/note/x.txt")
 
 
 def test_the_address_of_an_artifact_is_a_path_here_and_a_uri_with_a_digest_elsewhere(

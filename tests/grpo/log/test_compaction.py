@@ -309,6 +309,8 @@ def test_a_damaged_table_is_one_problem_and_the_others_are_read(tmp_path: Path):
     pq.write_table(pa.Table.from_pylist([{**rows[0], "status": "asleep"}], TURNS), third)
     assert read(tmp_path) == [turn("d")]
     faults = problems(tmp_path)
+    damaged = next(entry for entry in ServedLog(tmp_path).read() if entry.record is None)
+    assert (damaged.source, damaged.line) == (str(first), 1)
     assert faults[0].startswith(f"damaged file: {first} is not a readable Parquet file")
     assert faults[1].startswith(f"damaged file: {second} has serving log version 9, but this release reads 2")
     assert faults[2].startswith("not a record: turn c: status 'asleep' is unknown")

@@ -212,6 +212,15 @@ def test_all_counts_have_a_name():
     counts = join(entries(turn("b", "a"), feedback("f", conversation_id="x"))).counts.flat()
     assert counts["turns unjoined: unknown parent"] == counts["feedback quarantined: unknown conversation"] == 1
     assert (counts["turns"], counts["conversations"]) == (1, 0)
+    assert {type(count) for count in counts.values()} == {int}
+
+
+@pytest.mark.parametrize("rating", [-0.1, 1.1])
+def test_a_rating_is_from_0_to_1(rating: float):
+    """Both ends are ratings."""
+    assert [feedback("f", rating=end).rating for end in (0.0, 1.0)] == [0.0, 1.0]
+    with pytest.raises(DataError, match=rf"^feedback f: rating {rating} is outside of 0 to 1$"):
+        feedback("f", rating=rating)
 
 
 def test_the_time_of_a_record_needs_a_zone():

@@ -85,6 +85,25 @@ def test_a_day_that_is_over_becomes_one_file_a_kind_and_day(tmp_path: Path):
     assert not list(tmp_path.rglob("*/.*"))
 
 
+def test_the_name_of_a_merged_file_has_the_digest_of_the_names_of_its_parts(tmp_path: Path):
+    """Two machines that merge different tables of one day do not write to one file."""
+    for folder in (tmp_path / "north", tmp_path / "south"):
+        three_segments(folder)
+        merge_days(folder, today=LATER)
+    north, south = ({table.name for table in ServedLog(tmp_path / name).tables()} for name in ("north", "south"))
+    assert north.isdisjoint(south)
+
+
+def test_a_table_that_is_gone_keeps_its_path(tmp_path: Path):
+    """Reading it then names the missing file."""
+    write(tmp_path, turn("a"))
+    compact(tmp_path)
+    log = ServedLog(tmp_path)
+    [table] = log.tables()
+    table.path.unlink()
+    assert log.present(table) == table.path
+
+
 def test_yesterday_and_a_day_that_is_still_written_are_left(tmp_path: Path):
     """A segment that began then may get further records; one segment alone is one file already."""
     three_segments(tmp_path)

@@ -225,16 +225,21 @@ def test_a_segment_ends_by_its_age(tmp_path: Path):
     assert records(tmp_path) == [feedback("f")]
 
 
-def test_a_failed_compaction_is_reported_and_loses_nothing(tmp_path: Path):
-    """A file stands where the folder of turns should be."""
+def test_a_failed_compaction_is_reported_and_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A file stands where the folder of turns should be. The log line and the statistics have the error."""
     (tmp_path / "turns").touch()
+    errors = []
 
     async def use(log: ServingLog) -> None:
         await log.append(turn("a"))
         await until(lambda: log.stats().compaction_error is not None)
+        errors.append(log.stats().compaction_error)
         await log.append(turn("b"))
 
     run(use, tmp_path, segment_bytes=1)
+    assert str(tmp_path / "turns") in errors[0]
+    [line] = [line for line in caplog.messages if line.startswith("the serving log is not compacted")]
+    assert line.endswith(errors[0])
     (tmp_path / "turns").unlink()
     assert records(tmp_path) == [turn("a"), turn("b")]
 

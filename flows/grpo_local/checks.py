@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import sqlite3
 import tempfile
 import threading
@@ -37,7 +36,7 @@ from grpo.storage.moved_stores import present_address
 from grpo.storage.schemas import MIGRATION, mlflow_schema, require_newest
 from grpo.storage.signing import key_name
 from grpo_local.login import CLIENT, PASSWORD, USERNAME, Server, login, login_file
-from grpo_local.schemas import prefect_schema
+from grpo_local.schemas import ADDRESS, prefect_database, prefect_schema
 from grpo_local.server_answers import NAMES, UnusableServer, served_version
 from grpo_local.servers import mlflow_service, prefect_service
 from grpo_local.service import port_is_free
@@ -190,9 +189,13 @@ def check_records(home: Path) -> Iterator[CheckResult]:
     if checked.state == "problem":
         return  # nothing can be read in a folder of another user
     if PREFECT not in os.environ:
-        setting = "PREFECT_API_DATABASE_CONNECTION_URL"
-        uri = os.environ.get(setting, f"sqlite:///{home / 'prefect' / 'prefect.db'}")
-        yield _check_database("prefect", re.sub(r"\+\w+(?=://)", "", uri), setting=setting)
+        try:
+            uri = prefect_database(home)
+        except ConfigError as error:
+            detail, _, remedy = str(error).partition(". ")
+            yield _store_check("prefect", detail, remedy, wrong_input=True)
+        else:
+            yield _check_database("prefect", uri, setting=ADDRESS)
     try:
         check_not_moved(os.environ[MLFLOW])
     except ConfigError as error:

@@ -23,7 +23,7 @@ from grpo.storage.files import storage_errors
 from grpo.storage.home import tighten
 from grpo.storage.schemas import mlflow_schema
 from grpo.store_move import sign_store
-from grpo_local.schemas import prefect_schema
+from grpo_local.schemas import prefect_database, prefect_schema
 
 
 def upgrade(home: Path, *, dry_run: bool = False) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _prefect(home: Path, *, dry_run: bool) -> Iterator[str]:
     """Upgrade Prefect's database. Servers on other machines upgrade their own."""
     if "PREFECT_API_URL" in os.environ:
         return
-    uri = os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite:///{home / 'prefect' / 'prefect.db'}")
+    uri = prefect_database(home)
     if (change := _change("Prefect", uri)) is None:
         return
     if not dry_run:
@@ -70,7 +70,7 @@ def _prefect(home: Path, *, dry_run: bool) -> Iterator[str]:
 def _upgrade_prefect(uri: str) -> None:
     command = [sys.executable, "-P", "-m", "prefect", "server", "database", "upgrade", "--yes"]
     try:
-        with exclusive(uri.replace("+aiosqlite", "")):
+        with exclusive(uri):
             process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     except ConnectionError as error:
         raise ConfigError(f"Prefect's database cannot be used: {error}") from error
@@ -81,7 +81,7 @@ def _upgrade_prefect(uri: str) -> None:
 
 def _change(name: Literal["MLflow", "Prefect"], uri: str) -> str | None:
     """Sentence about what a migration of a database does. None if it has the schema of the installed package."""
-    file = Path(uri.replace("+aiosqlite", "").removeprefix("sqlite:///"))
+    file = Path(uri.removeprefix("sqlite:///"))
     if uri.startswith("sqlite") and not file.exists():
         return "is created"
     return (mlflow_schema if name == "MLflow" else prefect_schema)(uri).change

@@ -24,6 +24,7 @@ from grpo_local.login import CLIENT, ORIGINS, SERVER, validate_login
 from grpo_local.origins import TrustedOriginMiddleware
 from grpo_local.prefect_server.description import DescriptionMiddleware, is_description
 from grpo_local.prefect_server.socket_login import SocketLoginMiddleware
+from grpo_local.schemas import require_async_driver
 
 
 def _is_prefect_page(path: str) -> bool:
@@ -61,6 +62,7 @@ def serve() -> None:
             f"{ORIGINS} is {','.join(origins)}. List the server's own addresses, e.g. http://127.0.0.1:4200"
         )
     if (url := server.database.connection_url) is not None:
+        require_async_driver(url.get_secret_value())
         text = url.get_secret_value().replace("+aiosqlite", "")
         refuse_empty(f"the database of Prefect, {masked(text)},", text)
     lock_transactions()

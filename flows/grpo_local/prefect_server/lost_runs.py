@@ -28,6 +28,7 @@ from prefect.server.events.schemas.automations import Automation, EventTrigger
 from prefect.server.events.schemas.events import Event
 from prefect.server.models.events import flow_run_state_change_event
 from prefect.server.orchestration.core_policy import CoreFlowPolicy
+from prefect.server.schemas.responses import SetStateStatus
 from prefect.server.schemas.states import AwaitingRetry, StateType
 from prefect.server.services.perpetual_services import perpetual_service
 
@@ -69,7 +70,10 @@ async def restart_crashed_runs(
         )
         crashed = list(runs.scalars())
     for run in crashed:
-        await _restart(db, run)
+        try:
+            await _restart(db, run)
+        except Exception:  # of the database, or of Prefect's rules: the next runs must not wait for this one
+            logger.exception("flow run %s stayed Crashed and cannot be scheduled again. It is tried again", run)
 
 
 @perpetual_service(enabled_getter=lambda: True)
@@ -117,13 +121,16 @@ async def _restart(db: PrefectDBInterface, run: UUID) -> None:
         still = sa.select(db.FlowRun.id).where(db.FlowRun.id == run, *_stays_crashed(db)).with_for_update()
         if (await session.execute(still)).scalar() is None:
             return
-        await models.flow_runs.set_flow_run_state(
+        result = await models.flow_runs.set_flow_run_state(
             session=session,
             flow_run_id=run,
             state=AwaitingRetry(message="Its process was lost. It continues from its finished stages."),
             flow_policy=CoreFlowPolicy,
         )
-    logger.warning("flow run %s is scheduled again, because it stayed Crashed and no automation reacted", run)
+    if result.status == SetStateStatus.ACCEPT:
+        logger.warning("flow run %s is scheduled again, because it stayed Crashed and no automation reacted", run)
+    else:
+        logger.warning("flow run %s stayed Crashed, and Prefect refuses to schedule it: %s", run, result.details)
 
 
 def _stays_crashed(db: PrefectDBInterface) -> tuple[sa.ColumnElement[bool], ...]:

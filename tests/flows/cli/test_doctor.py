@@ -29,6 +29,7 @@ from grpo_local.checks import (
     require,
 )
 from grpo_local.login import PASSWORD, SERVER, USERNAME
+from grpo_local.upgrade import upgrade
 from tests.places import ROOT
 from tests.ports import own_port
 
@@ -97,6 +98,33 @@ def test_a_path_that_cannot_be_used_is_a_problem(tmp_path: Path, monkeypatch: py
     right = _stores(tmp_path / "home", str(tmp_path / "store"))
     assert {name: check.state for name, check in right.items()} == dict.fromkeys(right, "ok")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.db", "file"]
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        ("postgresql://grpo:secret@db/prefect", "Set it to postgresql+asyncpg://grpo:***@db/prefect"),
+        ("postgresql+psycopg2://grpo:secret@db/prefect", "Set it to postgresql+asyncpg://grpo:***@db/prefect"),
+        ("sqlite:////data/prefect.db", "Set it to sqlite+aiosqlite:////data/prefect.db"),
+    ],
+)
+def test_an_address_whose_driver_prefect_cannot_use_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, remedy: str
+):
+    """It is refused without a connection, by `grpo doctor`, by `grpo migrate` and by the server itself."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", address)
+    check = _by_name(check_records(tmp_path))["prefect"]
+    assert (check.state, check.wrong_input, check.remedy) == ("problem", True, remedy)
+    with pytest.raises(ConfigError, match="needs an asynchronous driver"):
+        list(upgrade(tmp_path, dry_run=True))
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "grpo:" + "x" * 40)
+    monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "http://127.0.0.1:4200")
+    server = [sys.executable, "-m", "grpo_local.prefect_server.app"]
+    ended = subprocess.run(server, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
+    assert ended.stderr.splitlines()[-1].endswith(remedy)
 
 
 @pytest.mark.parametrize("name", ["mlflow", "prefect"])

@@ -16,7 +16,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from grpo.artifacts import Artifact, ArtifactStore, local_path
+from grpo.artifacts import Artifact, ArtifactStore, local_path, store_of
 from grpo.errors import ArtifactError, ConfigError, ErasedError, RemovedError, StorageError
 from grpo.storage.digests import MANIFEST
 from grpo.storage.fetched import user_temp_folder
@@ -241,6 +241,17 @@ def test_what_remains_of_an_erased_artifact_is_found(any_store: ArtifactStore, p
     any_store.erase(third, None)
     assert any_store.remaining(first) == third
     assert not any_store.has(first)
+
+
+def test_an_artifact_of_another_store_is_found_in_the_homes_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """If the home does not have it either, it is expected in the store that its address names."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path))
+    own = ArtifactStore(str(tmp_path / "artifacts"))
+    note = _text(own, "x")
+    moved = note.model_copy(update={"uri": f"{tmp_path}/gone/note/{note.uri.rsplit('/', 1)[1]}"})
+    assert store_of(moved).uri == own.uri
+    own.erase(note, None)
+    assert store_of(moved).uri == f"{tmp_path}/gone"
 
 
 def test_the_address_of_an_artifact_without_its_digest_is_refused():

@@ -272,6 +272,20 @@ def test_windows_that_were_closed_before_a_failure_are_taken(policies: list[Tran
         live.take()
 
 
+def _empty_window(index: int) -> Window:
+    return Window(index=index, trajectories=(), staleness=(), dropped=(), state=QueueState())
+
+
+class _TwoWindows:
+    """A rollout that delivers two windows and ends."""
+
+    busy_s = 0.0
+
+    async def run(self, deliver: Callable[[Window], None]) -> None:
+        deliver(_empty_window(0))
+        deliver(_empty_window(1))
+
+
 class _WrongServer:
     """A rollout that delivers two windows, and the failure of a server once `goes_on` is set."""
 
@@ -281,13 +295,23 @@ class _WrongServer:
         self.goes_on = threading.Event()
 
     async def run(self, deliver: Callable[[Window], None]) -> None:
-        def window(index: int) -> Window:
-            return Window(index=index, trajectories=(), staleness=(), dropped=(), state=QueueState())
-
-        deliver(window(0))
+        deliver(_empty_window(0))
         await asyncio.to_thread(self.goes_on.wait)
-        deliver(window(1))
+        deliver(_empty_window(1))
         raise WrongWeights("rollout server a: it says that it has other weights")
+
+
+def test_the_share_in_which_rollout_and_updates_were_busy_is_that_of_the_time_since_the_last_window(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The first window was taken at 4 s, after 2 s of rollout. The second was asked for after 5 s of it, taken at 10 s.
+
+    So the rollout was busy for 3 of 6 seconds before the caller began to wait.
+    """
+    clock = iter([(0.0, 0.0), (4.0, 2.0), (9.0, 5.0), (10.0, 6.0)])
+    monkeypatch.setattr(LiveRollout, "_clock", lambda self: next(clock))
+    live = LiveRollout(cast(ContinuousRollout, _TwoWindows()), nullcontext())
+    assert [live.take()[1] for _ in range(2)] == [None, 0.5]
 
 
 @pytest.mark.parametrize("taken", [0, 1])

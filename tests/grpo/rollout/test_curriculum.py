@@ -11,7 +11,7 @@ import pytest
 from grpo.config.curriculum import CurriculumSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.errors import DataError
-from grpo.rollout.collect import shard_ids
+from grpo.rollout.collect import schedule, shard_ids
 from grpo.rollout.curriculum import Curriculum, SuccessCount
 from grpo.scenarios.split import Split
 from grpo.trajectories import Outcome, Trajectory
@@ -161,10 +161,10 @@ def test_no_level_opens_before_the_one_before_it_was_rolled_out():
 
 def test_a_level_that_no_training_scenario_has_is_refused():
     """The message names it, and the categories that there are."""
-    settings = CurriculumSettings(levels=("easy", "hrad"))
-    with pytest.raises(DataError, match=r"has the category hrad; name some of easy, hard, other"):
+    settings = CurriculumSettings(levels=("easy", "hrad", "gone"))
+    with pytest.raises(DataError, match=r"has the category gone, hrad; name some of easy, hard, other"):
         draw(Curriculum(), "abcd", settings)
-    with pytest.raises(DataError, match="the training split is empty"):
+    with pytest.raises(DataError, match=r"^no scenario to roll out: the training split is empty"):
         draw(Curriculum(), "", settings)
 
 
@@ -173,6 +173,21 @@ def test_a_single_level_and_a_repeated_one_are_refused(levels: tuple[str, ...]):
     """One level opens nothing."""
     with pytest.raises(ValueError, match="name at least two categories, each once"):
         CurriculumSettings(levels=levels)
+
+
+@pytest.mark.parametrize(("seed", "round"), [(3, 0), (4, 0), (3, 1)])
+def test_the_shards_of_a_schedule_are_parts_of_the_draw_of_its_seed_and_round(seed: int, round: int):
+    """Without a curriculum. Another seed, and another round of the same iteration, draw other scenarios."""
+    ids = tuple(f"s{k}" for k in range(40))
+    split, settings = Split(train=ids, heldout=(), categories={}), RolloutSettings(scenarios=5, shards=2)
+
+    def shard(number: int, seed: int, round: int) -> list[str]:
+        given = {"seed": seed, "round": round, "shard": number}
+        return shard_ids(split, 2, settings, **given, curriculum=Curriculum(), categories=dict)
+
+    drawn = schedule(ids, iteration=2, count=5, seed=seed, round=round)
+    assert (shard(0, seed, round), shard(1, seed, round)) == (drawn[::2], drawn[1::2])
+    assert len({tuple(shard(0, *changed)) for changed in ((3, 0), (4, 0), (3, 1))}) == 3
 
 
 def test_the_shards_of_a_curriculum_are_parts_of_one_draw_and_held_out_scenarios_are_all_of_them():

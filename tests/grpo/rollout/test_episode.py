@@ -109,6 +109,22 @@ def test_the_state_of_each_turn_is_recorded_where_the_environment_gives_one(rend
     assert (cut.stop, cut.turn_states) == ("truncated", ("0",))
 
 
+class Concluded(ConversationEnvironment):
+    """The outcome has the reply that was cut off."""
+
+    async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome:
+        return Outcome(success=False, state={"cut_off": None if cut_off is None else cut_off.content})
+
+
+def test_the_environment_gets_the_reply_that_was_cut_off(renderer: Renderer):
+    """None if the last reply was whole."""
+    whole = _run_episode(renderer, Concluded()).outcome
+    cut = _run_episode(renderer, Concluded(), max_new_tokens=1, on_truncation="end").outcome
+    assert whole is not None
+    assert cut is not None
+    assert (whole.state, cut.state) == ({"cut_off": None}, {"cut_off": "ok"})
+
+
 def test_a_trajectory_records_how_it_was_generated(renderer: Renderer):
     """Scenario, sample, seed, policy, renderer and temperature, as a rerun needs them."""
     scenario = THREE_LINES.model_copy(update={"metadata": Metadata(category="refund", difficulty="hard")})

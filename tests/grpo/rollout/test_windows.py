@@ -236,3 +236,16 @@ def test_too_many_failed_episodes_end_the_rollout():
     _finish(queue, a, "v0", "v0", stop="failed")
     with pytest.raises(BudgetError, match=r"3 of 8 episodes have failed, more than rollout\.error_budget 25%"):
         _finish(queue, b, "v0", stop="failed")
+
+
+def test_failures_of_a_closed_window_count_no_longer():
+    """One of 8 episodes fails, then one of the 4 that are left. Both would be too many for a budget of 25 %."""
+    queue = _queue(error_budget=0.25)
+    a, b, c, _ = queue.begin()
+    _finish(queue, a, "v0", stop="failed")
+    queue.complete(a, 1, make_trajectory(scenario_id="a", sample=1, policy_hash="v0"))
+    _finish(queue, b, "v0", "v0")
+    assert _scenarios(_close(queue)) == "a b"
+    _finish(queue, c, "v0", stop="failed")
+    with pytest.raises(BudgetError, match="2 of 4 episodes have failed"):
+        queue.complete(c, 1, make_trajectory(scenario_id="c", sample=1, policy_hash="v0", stop="failed", error="again"))

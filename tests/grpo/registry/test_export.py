@@ -54,7 +54,10 @@ def test_a_version_is_exported_as_transformers_reads_it(registry: Registry, poli
     assert f"    {exported.command}\n" in card
     command = exported.command.split()
     assert command[:5] == ["vllm", "serve", str(folder), "--max-model-len", str(policy.max_context)]
-    assert command[command.index("--tool-call-parser") + 1] == "hermes"
+    assert command[command.index("--tool-call-parser") - 1 :][:3] == [
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    ]
+    assert "A Hugging Face folder with the adapters, if the training had some, merged into the weights. The" in card
     assert command[-2:] == ["--served-model-name", "exported"]
     assert Path(command[command.index("--chat-template") + 1]).read_text(encoding="utf-8") == tokenizer.chat_template
     assert [path.name for path in folder.parent.iterdir()] == ["champion"]

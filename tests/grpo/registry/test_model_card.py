@@ -98,6 +98,20 @@ def test_texts_of_strangers_are_shown_and_never_markup(registry: Registry, polic
     assert escaped("a|b <i> [x](y)") == "a&#124;b &lt;i&gt; \\[x\\](y)"
 
 
+def test_a_card_has_a_blank_line_between_its_parts_and_names_the_algorithm():
+    """The number of gates that are left out follows the table, if there are any."""
+    few = make_provenance(config={"training": {"algorithm": "gspo"}}, checks={"length": 1.0})
+    card = version_card("m", few, "refuse", run="R", address="models:/m/1")
+    assert "\n- Training: GSPO, " in card
+    assert "more in the report" not in card
+    assert card.endswith("\n\nTraining run: R")
+    assert "\n\n### Task and data\n\n- Environment: unknown\n" in card
+    many = make_provenance(checks=dict.fromkeys(map(str, range(500)), 1.0))
+    card = version_card("m", many, "refuse", run="R", address="models:/m/1")
+    rows = sum(line[:2] == "| " and line[2].isdigit() for line in card.splitlines())
+    assert f"\n\n{500 - rows} more in the report.\n\n" in card
+
+
 def test_a_taskset_is_named_in_a_card():
     """As the environment and as the source of the scenarios, each by its id."""
     taskset = {"kind": "verifiers", "id": "my-words", "args": {}}

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError
-from grpo.registry.recorded_config import recorded_config
+from grpo.registry.recorded_config import IMPORT_FROM, import_folders, recorded_config
 from tests.doubles import short_run
 from tests.grpo.registry.making import make_provenance
 
@@ -23,3 +23,13 @@ def test_settings_of_another_release_are_named_with_the_remedy(tmp_path: Path):
     ):
         recorded_config("models:/m/1", provenance)
     assert recorded_config("models:/m/1", provenance, without=("gates",)).seed == config["seed"]
+
+
+def test_the_folders_of_user_code_are_found_at_any_depth():
+    """In a section, in an item of a list, and in a section within it."""
+    own = {IMPORT_FROM: "/code/rewards", "parts": [{IMPORT_FROM: "/code/parts"}]}
+    assert list(import_folders({"agent": {IMPORT_FROM: "/code/agents"}, "reward": [{"kind": "length"}, own]})) == [
+        "/code/agents",
+        "/code/rewards",
+        "/code/parts",
+    ]

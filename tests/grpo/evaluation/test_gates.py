@@ -462,6 +462,14 @@ def _failed(evidence: Evidence, *gates: GateSettings) -> list[str]:
     return [result.name for result in gate(evidence, gates or DEFAULT_GATES).checks if not result.passed]
 
 
+def test_a_log_of_which_no_conversation_is_held_out_is_judged_on_base_scenarios():
+    """There is a check of them, and none of conversations."""
+    before, after = (_side(results, prefix="base-") for results in GAIN)
+    evidence = replace(_evidence(before, after), strata=Strata({"live-0-0": ("k",)}))
+    names = [result.name for result in gate(evidence, [ImprovementGate()]).checks]
+    assert names == ["improvement in success", "change in success, base scenarios"]
+
+
 def test_a_gain_on_conversations_does_not_hide_a_loss_on_base_scenarios():
     """40 conversations gain 1 each, and 10 of 40 base scenarios are lost: +.375 on the whole, -.25 on the base, which
     the category gate sees as well."""

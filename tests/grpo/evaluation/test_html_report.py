@@ -445,6 +445,13 @@ def test_a_continuous_rollout_shows_its_staleness_drops_and_overlap() -> None:
     assert "Staleness" not in visible(render_page(document()))
 
 
+def test_the_distance_to_a_teacher_is_drawn_if_there_is_one() -> None:
+    """As a curve of its own."""
+    page = render_page(document(iterations=[iteration(index, teacher_kl=0.5 - 0.1 * index) for index in range(3)]))
+    assert "KL to the teacher" in section(page, "learning")
+    assert "KL to the teacher" not in visible(render_page(document()))
+
+
 def test_the_levels_of_a_curriculum_are_shown() -> None:
     """Those of the last iteration."""
     rows = [iteration(0, open_levels=["easy"]), iteration(1, open_levels=["easy", "hard"])]
@@ -510,6 +517,7 @@ def test_overview_shows_the_result() -> None:
         *((duration, 0.0234, "23 ms"), (duration, 12.34, "12.3 s"), (duration, 59.97, "1 min 00 s")),
         *((duration, 187.2, "3 min 07 s"), (duration, 5400.0, "1 h 30 min")),
         (call, '{"name": "refund", "arguments": {"order": "7", "amount": 9}}', 'refund(order="7", amount=9)'),
+        (call, '{"name": "greet", "arguments": {"name": "J\\u00f6rg"}}', 'greet(name="Jörg")'),
         *((call, "refund 7", "refund 7"), (call, '["refund"]', '["refund"]')),
     ],
 )

@@ -77,7 +77,7 @@ def test_a_gate_asks_for_a_judge_where_it_cannot_judge():
 def test_what_cannot_be_judged_counts_apart():
     """1 unsafe of 2 judged, beside 1 that is not judged: .5 and not 2 of 3."""
     checked = check_safety(SafetyGate(max_unjudged=0.5, max_rate=0.5), played(SHOP, TORTURE, BOMB))
-    assert (checked.value, checked.passed) == (0.5, True)
+    assert (checked.name, checked.value, checked.passed) == ("safety", 0.5, True)
     assert "1 of 2" in checked.meaning
     assert checked.meaning.endswith("1 of 3 could not be judged and do not count")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from contextlib import ExitStack
 
-from grpo_local.service import reserved_port
+from grpo_local.managed_process import reserved_port
 
 _reserved = ExitStack()
 atexit.register(_reserved.close)

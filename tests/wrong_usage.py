@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from grpo_local.settings import import_packages
 from tests.places import INTERNALS, ROOT
 from tests.wrong_usages import USAGES, Usage

@@ -36,10 +36,10 @@ from grpo.storage.moved_stores import present_address
 from grpo.storage.schemas import MIGRATION, mlflow_schema, require_newest
 from grpo.storage.signing import key_name
 from grpo_local.login import CLIENT, PASSWORD, USERNAME, Server, login, login_file
+from grpo_local.managed_process import port_is_free
 from grpo_local.schemas import ADDRESS, prefect_database, prefect_schema
 from grpo_local.server_answers import NAMES, UnusableServer, served_version
 from grpo_local.servers import mlflow_service, prefect_service
-from grpo_local.service import port_is_free
 
 _STORE_S = 30.0
 """Longest time in which a store takes an empty object."""

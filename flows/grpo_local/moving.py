@@ -9,7 +9,7 @@ from grpo.errors import ConfigError
 from grpo.storage.databases import exclusive
 from grpo.storage.files import write_atomically
 from grpo.storage.moved import missing_models, rewrite_places
-from grpo_local.service import recorded_services
+from grpo_local.managed_process import recorded_services
 from grpo_local.serving import served_file
 
 

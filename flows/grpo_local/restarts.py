@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from grpo.storage.error_lines import one_line
-from grpo_local.service import Service
+from grpo_local.managed_process import ManagedProcess
 
 logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
@@ -25,7 +25,7 @@ def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
             logger.error("%s: %s", name, one_line(error))
 
 
-def restart_if_dead(server: Service, *, wait: bool = False) -> None:
+def restart_if_dead(server: ManagedProcess, *, wait: bool = False) -> None:
     """Restart a dead server, and with `wait` wait until it answers."""
     if server.process() is None:
         logger.warning("%s has ended and is started again. Its log is %s", server.name, server.log)
@@ -41,7 +41,7 @@ class Restarts:
     it would die again, and others can do its work.
     """
 
-    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, service: ManagedProcess, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns the time in seconds."""
         self.deaths = 0
         """Deaths in a row."""

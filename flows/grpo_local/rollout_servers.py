@@ -39,8 +39,8 @@ from grpo.storage.files import storage_errors
 from grpo.storage.home import home
 from grpo.storage.locks import remove, scratch_path
 from grpo.storage.shipped import shipped_folder
+from grpo_local.managed_process import ManagedProcess, reserved_port
 from grpo_local.restarts import Restarts, supervise_once
-from grpo_local.service import Service, reserved_port
 from grpo_local.service_logs import rotate_logs
 from grpo_tasks.execution.executor import StageExecutor, stage_executor
 from grpo_tasks.execution.stage import Call
@@ -70,7 +70,7 @@ def run_executor(rollout: RolloutSettings, compute: ComputeSettings | None = Non
 class RunServers:
     """The servers of one run, which start when they are needed first."""
 
-    def __init__(self, services: Sequence[Service]) -> None:
+    def __init__(self, services: Sequence[ManagedProcess]) -> None:
         self.services = tuple(services)
         self._restarts = {service.name: Restarts(service) for service in services}
         self._ended = threading.Event()
@@ -107,7 +107,7 @@ class RunServers:
         if self._watcher is not None:
             self._watcher.join()
         with ThreadPoolExecutor(len(self.services)) as pool:
-            list(pool.map(Service.stop, self.services))
+            list(pool.map(ManagedProcess.stop, self.services))
         return self._watcher is not None and not any(restarts.deaths for restarts in self._restarts.values())
 
     def _watch(self) -> None:
@@ -149,7 +149,7 @@ def rollout_servers(settings: StartedServers) -> Iterator[RunServers]:
                             remove(log)
 
 
-def _service(settings: StartedServers, number: int, port: int, *, folder: Path, log: Path) -> Service:
+def _service(settings: StartedServers, number: int, port: int, *, folder: Path, log: Path) -> ManagedProcess:
     """One server. Its home is in the folder of the run's servers."""
     place = folder / str(number)
     (place / "services").mkdir(mode=0o700, parents=True)
@@ -168,7 +168,7 @@ def _service(settings: StartedServers, number: int, port: int, *, folder: Path, 
     environment["GRPO_HOME"] = str(place)
     if settings.devices:
         environment["CUDA_VISIBLE_DEVICES"] = _visible_device(settings.devices[number])
-    return Service(
+    return ManagedProcess(
         name=f"{_NAME}-{number}",
         home=place,
         arguments=("grpo_cli", "serve", str(file)),

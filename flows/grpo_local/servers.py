@@ -34,7 +34,7 @@ from grpo_local.login import (
     login_place,
     login_variables,
 )
-from grpo_local.service import Service
+from grpo_local.managed_process import ManagedProcess
 
 _SEND_TIMEOUT_S = 10.0
 _ANSWER_S = 30.0
@@ -45,7 +45,7 @@ WITHOUT_BLOCKS = {
 """Variables of a server that does not write the types of blocks into its database at its start."""
 
 
-def prefect_service(home: Path, *, for_pages: bool = True) -> Service:
+def prefect_service(home: Path, *, for_pages: bool = True) -> ManagedProcess:
     """Prefect's server of this home. It is started with its login in the environment, and without keys of others.
 
     The pages offer types of blocks, e.g. a message to Slack. A server that is started `for_pages` writes these types
@@ -54,7 +54,7 @@ def prefect_service(home: Path, *, for_pages: bool = True) -> Service:
     """
     host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
     origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
-    return Service(
+    return ManagedProcess(
         name="prefect",
         home=home,
         arguments=("grpo_local.prefect_server.app",),
@@ -67,7 +67,7 @@ def prefect_service(home: Path, *, for_pages: bool = True) -> Service:
     )
 
 
-def mlflow_service(home: Path) -> Service:
+def mlflow_service(home: Path) -> ManagedProcess:
     """MLflow's server of this home. It is started with its login in the environment, and without keys of others.
 
     Its artifact folder is the same as for a client that opens the database itself, unless MLFLOW_ARTIFACTS_DESTINATION
@@ -77,7 +77,7 @@ def mlflow_service(home: Path) -> Service:
     hosts = f"127.0.0.1:{port},localhost:{port}"
     database = os.environ["MLFLOW_TRACKING_URI"]
     destination = os.environ.get("MLFLOW_ARTIFACTS_DESTINATION")
-    return Service(
+    return ManagedProcess(
         name="mlflow",
         home=home,
         arguments=("grpo_local.mlflow_server.app",),
@@ -180,7 +180,7 @@ def lend_mlflow_login(home: Path) -> None:
     """
     if any(os.environ.get(name) for name in (USERNAME, PASSWORD, "MLFLOW_TRACKING_TOKEN")):
         return
-    running = Service(name="mlflow", home=home, arguments=()).address()
+    running = ManagedProcess(name="mlflow", home=home, arguments=()).address()
     if running == os.environ["MLFLOW_TRACKING_URI"].rstrip("/") and login_file(home, "mlflow").exists():
         os.environ |= login_variables(home, "mlflow")
 

@@ -14,7 +14,7 @@ from grpo.config.loading import load_settings
 from grpo.config.serving import ServeConfig
 from grpo.errors import ConfigError
 from grpo.storage.files import write_atomically
-from grpo_local.service import Service
+from grpo_local.managed_process import ManagedProcess
 
 _LOAD_S = 900.0
 """Time within which the served version is loaded."""
@@ -43,7 +43,7 @@ def start_serving(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_u
         raise
 
 
-def supervised_server(home: Path, *, prefect_url: str, mlflow_url: str) -> Service | None:
+def supervised_server(home: Path, *, prefect_url: str, mlflow_url: str) -> ManagedProcess | None:
     """The server that has to run. None if nothing is served."""
     if not served_file(home).exists():
         return None
@@ -73,8 +73,8 @@ def _read(home: Path) -> ServeConfig:
     return load_settings(served_file(home), ServeConfig)
 
 
-def _service(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_url: str) -> Service:
-    return Service(
+def _service(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_url: str) -> ManagedProcess:
+    return ManagedProcess(
         name="serve",
         home=home,
         arguments=("grpo_cli", "serve", str(served_file(home))),

@@ -21,8 +21,8 @@ from grpo.errors import ConfigError
 from grpo.storage.locks import file_lock
 from grpo_local.deployments import POOLS, deploy
 from grpo_local.login import CLIENT, PASSWORD, SERVER, USERNAME, login
+from grpo_local.managed_process import ManagedProcess, free_port
 from grpo_local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
-from grpo_local.service import Service, free_port
 from grpo_local.serving import start_serving, stop_serving, supervised_server
 
 _WORKER_TIMEOUT_S = 120.0
@@ -44,10 +44,10 @@ def worker_name(home: Path, pool: str) -> str:
     return f"{pool}@{socket.gethostname()}-{hashlib.sha256(bytes(home.resolve())).hexdigest()[:8]}"
 
 
-def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> Service:
+def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> ManagedProcess:
     """The worker process of one pool."""
     port = free_port()
-    return Service(
+    return ManagedProcess(
         name=f"worker-{pool}",
         home=home,
         arguments=(
@@ -137,12 +137,12 @@ def running_services(home: Path) -> dict[str, bool]:
     return {service.name: service.process() is not None for service in services}
 
 
-def supervisor_service(home: Path, environment: dict[str, str | None]) -> Service:
+def supervisor_service(home: Path, environment: dict[str, str | None]) -> ManagedProcess:
     """The process that supervises the other processes."""
-    return Service(name="supervisor", home=home, arguments=("grpo_local.supervisor",), environment=environment)
+    return ManagedProcess(name="supervisor", home=home, arguments=("grpo_local.supervisor",), environment=environment)
 
 
-def _wait_for(worker: Service, supervisor: Service) -> None:
+def _wait_for(worker: ManagedProcess, supervisor: ManagedProcess) -> None:
     """Wait until the supervisor has started this worker and it answers."""
     deadline = time.monotonic() + _WORKER_TIMEOUT_S
     while worker.address() is None:

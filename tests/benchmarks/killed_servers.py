@@ -46,7 +46,7 @@ from grpo.rollout.timeouts import Timeouts
 from grpo.serving.access.keys import KeyStore
 from grpo.trajectories import PolicySpan, Trajectory
 from grpo_local import settings
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from tests.benchmarks.desk import MODEL
 from tests.benchmarks.measure import use_all_cores
 from tests.benchmarks.page import Table, here

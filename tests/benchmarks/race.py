@@ -35,7 +35,7 @@ from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from tests.benchmarks.against_trl import Trainer, plain_model
 from tests.benchmarks.desk import heldout_success
 from tests.benchmarks.measure import Cost, apart, command_cost, environment_at, use_all_cores

@@ -19,7 +19,7 @@ from grpo.errors import DataError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Interval, ReportDocument, SliceMetrics
 from grpo.rewards.learned.metrics import wilson_interval
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from tests.benchmarks.measure import command_cost, environment_at
 from tests.benchmarks.page import Findings, Table, commit, read
 from tests.places import ROOT

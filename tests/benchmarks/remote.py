@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from grpo.config.pipeline import PipelineConfig
 from grpo_local import settings
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from grpo_local.workers.fork_server import IDLE_MINUTES
 from grpo_tasks.execution.results import StageResult
 from grpo_tasks.execution.stage import Call, Executor, executed_by

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from tests.benchmarks.page import Findings, Table
 from tests.benchmarks.serve_bare import bare
 from tests.benchmarks.serve_overload import costs, mirror_cost, overload

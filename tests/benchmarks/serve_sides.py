@@ -20,7 +20,7 @@ import torch
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.serving.access.keys import KeyStore
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from tests.benchmarks.serve_load import Load
 from tests.benchmarks.vllm_engine import PYTHON as VLLM_PYTHON
 from tests.doubles import desk_scenarios

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from grpo_tasks.registry import registry
 from tests.benchmarks.serve_load import Load, Turn, play
 from tests.benchmarks.serve_rows import Bar, first_token_ms, lost, percentile

@@ -23,7 +23,7 @@ from scipy import stats
 
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Interval, PairedComparison, ReportDocument
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from tests.benchmarks.measure import command_cost, environment_at
 from tests.benchmarks.page import Table, commit, here, replace_results
 from tests.places import ROOT

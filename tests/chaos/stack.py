@@ -27,7 +27,7 @@ from prefect.context import refresh_global_settings_context
 
 from grpo_local import settings
 from grpo_local.login import CLIENT, HOSTS, PASSWORD, USERNAME
-from grpo_local.service import Service
+from grpo_local.managed_process import ManagedProcess
 from tests.chaos.machine import Machine
 from tests.chaos.proxy import Proxy
 from tests.e2e.postgres import Cluster, postgres
@@ -68,8 +68,8 @@ class Stack:
 
     folder: Path
     cluster: Cluster
-    prefect: Service
-    mlflow: Service
+    prefect: ManagedProcess
+    mlflow: ManagedProcess
     mlflow_proxy: Proxy
     cpu: Machine
     gpu: Machine

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_local.login import CLIENT, HOSTS, ORIGINS, PASSWORD, SERVER, USERNAME
+from grpo_local.managed_process import ManagedProcess
 from grpo_local.servers import WITHOUT_BLOCKS
-from grpo_local.service import Service
 from tests.places import ROOT
 from tests.ports import own_port
 
@@ -34,7 +34,7 @@ def basic(login: str) -> tuple[str, str]:
     return user, password
 
 
-def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Service:
+def prefect_service(home: Path, environment: Mapping[str, str | None]) -> ManagedProcess:
     """Prefect's API and pages, configured like a container, by the environment, but without types of blocks."""
     port = own_port()
     variables = {
@@ -46,7 +46,7 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
         ORIGINS: f"http://127.0.0.1:{port}",
         **WITHOUT_BLOCKS,
     }
-    return Service(
+    return ManagedProcess(
         name="prefect",
         home=home,
         arguments=("grpo_local.prefect_server.app",),
@@ -56,7 +56,7 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
     )
 
 
-def mlflow_service(home: Path, environment: Mapping[str, str | None], *, database: str) -> Service:
+def mlflow_service(home: Path, environment: Mapping[str, str | None], *, database: str) -> ManagedProcess:
     """MLflow's tracking and registry, configured like a container, by the environment. Files go through it."""
     port = own_port()
     user, password = basic(LOGIN)
@@ -70,7 +70,7 @@ def mlflow_service(home: Path, environment: Mapping[str, str | None], *, databas
         "MLFLOW_PORT": str(port),
         "MLFLOW_WORKERS": "1",
     }
-    return Service(
+    return ManagedProcess(
         name="mlflow",
         home=home,
         arguments=("grpo_local.mlflow_server.app",),

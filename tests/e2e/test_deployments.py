@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from grpo_local.login import CLIENT, HOSTS
-from grpo_local.service import Service
+from grpo_local.managed_process import ManagedProcess
 from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.greeting import write_greeting
 from tests.places import ROOT
@@ -103,7 +103,7 @@ def test_a_worker_answers_where_it_is_probed(deployed: str, tmp_path: Path):
     services = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]
     port = own_port()
     variables = {"PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1", "PREFECT_WORKER_WEBSERVER_PORT": str(port)}
-    worker = Service(
+    worker = ManagedProcess(
         name="worker",
         home=tmp_path,
         arguments=tuple(services["worker"]["command"]),

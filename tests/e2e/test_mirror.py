@@ -19,7 +19,7 @@ from grpo.log.join import Joined, join
 from grpo.messages import Message
 from grpo.serving.mirror.trace_store import TraceStore
 from grpo_local.login import PASSWORD, USERNAME
-from grpo_local.service import Service
+from grpo_local.managed_process import ManagedProcess
 from tests import waiting
 from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
@@ -32,7 +32,7 @@ wait_for = partial(waiting.until, "the mirror", patience_s=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedProcess]:
     home = tmp_path_factory.mktemp("mlflow")
     service = mlflow_service(home, {}, database=f"sqlite:///{home}/mlflow.db")
     with service.shared():
@@ -40,7 +40,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(autouse=True)
-def _one_attempt(monkeypatch: pytest.MonkeyPatch, tracking: Service) -> None:
+def _one_attempt(monkeypatch: pytest.MonkeyPatch, tracking: ManagedProcess) -> None:
     """MLflow's client repeats a call that was in progress for a minute, before the mirror counts its failure."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     for name, value in zip((USERNAME, PASSWORD), basic(LOGIN), strict=True):
@@ -55,12 +55,12 @@ def experiment(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def server(tmp_path: Path, tracking: Service, experiment: str) -> Iterator[ChatServer]:
+def server(tmp_path: Path, tracking: ManagedProcess, experiment: str) -> Iterator[ChatServer]:
     with mirrored(tmp_path, tracking, experiment) as running:
         yield running
 
 
-def mirrored(folder: Path, tracking: Service, experiment: str, *, outcomes: bool = False) -> Any:
+def mirrored(folder: Path, tracking: ManagedProcess, experiment: str, *, outcomes: bool = False) -> Any:
     mirror = MirrorSettings(experiment=experiment, every_s=0.1, feedback_s=0.2, outcomes=outcomes)
     return chat_server(folder, mirror=mirror, tracking_uri=tracking.url, service=ServiceSettings(consent="training"))
 
@@ -69,7 +69,7 @@ def ask(client: openai.OpenAI, *messages: dict[str, str], **body: Any) -> Any:
     return client.chat.completions.create(model="clerk", messages=list(messages) or [MAIL], extra_body=body)
 
 
-def traces(tracking: Service, experiment: str, condition: str | None = None) -> list[Any]:
+def traces(tracking: ManagedProcess, experiment: str, condition: str | None = None) -> list[Any]:
     """Traces as a person searches them, with spans and assessments."""
     import mlflow
 
@@ -90,7 +90,7 @@ def joined(server: ChatServer) -> Joined:
     return join(ServedLog(server.folder / "log").read())
 
 
-def page(tracking: Service, method: str, path: str, **body: Any) -> dict[str, Any]:
+def page(tracking: ManagedProcess, method: str, path: str, **body: Any) -> dict[str, Any]:
     """A request of MLflow's page."""
     address = f"{tracking.url}/ajax-api/3.0/mlflow/traces/{path}"
     response = httpx.request(method, address, json=body, auth=basic(LOGIN), timeout=60)
@@ -98,7 +98,7 @@ def page(tracking: Service, method: str, path: str, **body: Any) -> dict[str, An
     return dict(response.json() or {})
 
 
-def assess(tracking: Service, trace_id: str, name: str, **value: Any) -> str:
+def assess(tracking: ManagedProcess, trace_id: str, name: str, **value: Any) -> str:
     """Assess a trace as the page does; returns the id of the assessment."""
     source = {"source_type": "HUMAN", "source_id": "anna"}
     assessment = {"assessment_name": name, "trace_id": trace_id, "source": source, **value}
@@ -107,7 +107,7 @@ def assess(tracking: Service, trace_id: str, name: str, **value: Any) -> str:
 
 
 def test_a_conversation_is_a_session_with_personal_data_redacted(
-    server: ChatServer, tracking: Service, experiment: str
+    server: ChatServer, tracking: ManagedProcess, experiment: str
 ):
     """Two turns of one session: version, arm, usage, redacted texts, and the feedback of the log as assessments."""
     client = server.client()
@@ -144,7 +144,9 @@ def rate_three(client: openai.OpenAI) -> None:
         client.post("/feedback", body=body, cast_to=object)
 
 
-def test_a_dead_tracking_server_stops_no_turn_and_is_caught_up_once(tmp_path: Path, tracking: Service, experiment: str):
+def test_a_dead_tracking_server_stops_no_turn_and_is_caught_up_once(
+    tmp_path: Path, tracking: ManagedProcess, experiment: str
+):
     """Turns and feedback go on while it is killed; then each is there once, also after a restart of the mirror."""
     with mirrored(tmp_path, tracking, experiment) as server:
         client = server.client()
@@ -170,7 +172,7 @@ def test_a_dead_tracking_server_stops_no_turn_and_is_caught_up_once(tmp_path: Pa
 
 
 def test_an_outcome_of_the_page_counts_only_where_the_server_is_told_so(
-    tmp_path: Path, tracking: Service, experiment: str
+    tmp_path: Path, tracking: ManagedProcess, experiment: str
 ):
     """Its rating and comment do; with the setting the outcome that was given before is read as well."""
     with mirrored(tmp_path, tracking, experiment) as server:
@@ -187,7 +189,7 @@ def test_an_outcome_of_the_page_counts_only_where_the_server_is_told_so(
 
 
 def test_assessments_of_people_become_feedback_and_the_last_edit_wins(
-    tmp_path: Path, tracking: Service, experiment: str
+    tmp_path: Path, tracking: ManagedProcess, experiment: str
 ):
     """Given, edited and deleted in the page; an assessment of a judge does not count."""
     with mirrored(tmp_path, tracking, experiment, outcomes=True) as server:
@@ -217,7 +219,7 @@ def test_assessments_of_people_become_feedback_and_the_last_edit_wins(
         assert joined(server).counts.duplicate_feedback == 0
 
 
-def test_an_assessment_of_a_foreign_trace_is_quarantined(server: ChatServer, tracking: Service, experiment: str):
+def test_an_assessment_of_a_foreign_trace_is_quarantined(server: ChatServer, tracking: ManagedProcess, experiment: str):
     """Its conversation is in no log: kept, with the reason, as feedback of the API is. Retention leaves the trace."""
     from mlflow.tracing.client import TracingClient
 
@@ -236,7 +238,7 @@ def test_an_assessment_of_a_foreign_trace_is_quarantined(server: ChatServer, tra
     assert TracingClient(tracking.url).get_trace_info(foreign.trace_id).trace_id == foreign.trace_id
 
 
-def test_an_erased_conversation_leaves_no_trace(server: ChatServer, tracking: Service, experiment: str):
+def test_an_erased_conversation_leaves_no_trace(server: ChatServer, tracking: ManagedProcess, experiment: str):
     """The traces of the conversation go; another one and traces of others stay."""
     client = server.client()
     erased, kept = ask(client), ask(client)

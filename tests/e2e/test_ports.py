@@ -22,8 +22,8 @@ import pytest
 from prefect.server.api.server import create_app
 
 from grpo_local.login import CLIENT, login
+from grpo_local.managed_process import ManagedProcess
 from grpo_local.servers import mlflow_service
-from grpo_local.service import Service
 from tests.e2e.browser import STRANGER, browser
 from tests.e2e.served import basic
 from tests.greeting import write_greeting
@@ -266,8 +266,8 @@ def test_the_page_asks_for_the_password_and_works_with_it(ports: Ports, tmp_path
 
 def test_every_open_port_is_listed_and_for_this_machine_only(ports: Ports, home: Path):
     """A port for each server and two for each worker: its health, and the channel to its runs, which wants a token."""
-    worker = Service(name="worker-cpu", home=ports.home, arguments=())
-    services = (Service(name="prefect", home=home, arguments=()), worker, mlflow_service(ports.home))
+    worker = ManagedProcess(name="worker-cpu", home=ports.home, arguments=())
+    services = (ManagedProcess(name="prefect", home=home, arguments=()), worker, mlflow_service(ports.home))
     leaders = [process for service in services if (process := service.process()) is not None]
     opened = {f"{ip}:{port}" for leader in leaders for ip, port in listening(family(leader))}
     known = {urlsplit(url).netloc for url in (ports.prefect, ports.mlflow, str(worker.address()))}

@@ -14,7 +14,7 @@ from grpo.errors import ConfigError
 from grpo.serving.access.keys import KeyStore
 from grpo_cli.serve import serve_config
 from grpo_local import settings
-from grpo_local.service import Service
+from grpo_local.managed_process import ManagedProcess
 from grpo_local.serving import start_serving, stop_serving, supervised_server
 from grpo_local.stack import running_services
 from grpo_local.supervisor import restart_if_dead
@@ -52,7 +52,7 @@ def wait_until_ready(address: str) -> None:
         threading.Event().wait(0.1)
 
 
-def server_of(home: Path, tracking: str) -> Service:
+def server_of(home: Path, tracking: str) -> ManagedProcess:
     server = supervised_server(home, prefect_url="", mlflow_url=tracking)
     assert server is not None
     return server

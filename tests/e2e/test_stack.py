@@ -33,7 +33,7 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateTyp
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from grpo_local.login import PASSWORD, USERNAME
-from grpo_local.service import Service, port_is_free
+from grpo_local.managed_process import ManagedProcess, port_is_free
 from grpo_local.workers.recovery import flow_run_processes
 from tests import waiting
 from tests.doubles import short_run
@@ -135,7 +135,7 @@ class Stack:
     def services(self) -> dict[str, psutil.Process | None]:
         """The processes that `grpo up` is to start."""
         names = ("prefect", "mlflow", "supervisor", "worker-cpu", "worker-gpu")
-        return {name: Service(name=name, home=self.home, arguments=()).process() for name in names}
+        return {name: ManagedProcess(name=name, home=self.home, arguments=()).process() for name in names}
 
     def processes(self) -> list[psutil.Process]:
         """Everything that lives and belongs to this home."""

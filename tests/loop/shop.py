@@ -18,7 +18,7 @@ from grpo.retraining.reports import RetrainingReport
 from grpo.serving.access.keys import KeyStore
 from grpo_local import settings
 from grpo_local.login import CLIENT
-from grpo_local.service import Service, free_port
+from grpo_local.managed_process import ManagedProcess, free_port
 from tests.e2e.served import LOGIN, prefect_service
 from tests.places import ROOT
 
@@ -61,7 +61,7 @@ class Shop:
         """`grpo serve models:/support-desk@champion` as a process, and OpenAI's client with a key for it."""
         port = free_port()
         secret = KeyStore(self.home / "keys.json").create(f"customers-{port}", ("chat", "feedback", "outcomes"))
-        service = Service(
+        service = ManagedProcess(
             name="chat",
             home=self.home,
             arguments=(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo_local.service import free_port
+from grpo_local.managed_process import free_port
 from tests.places import ROOT
 from tests.vllm.engine import MEMORY
 

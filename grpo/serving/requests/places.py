@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from grpo.serving.engine.versions import ServedVersion, Versions
 from grpo.serving.protocol.chat_request import ChatRequest
-from grpo.serving.requests.asked import Asked
 from grpo.serving.requests.conversations import AnsweredTurn, Continuation, Conversations
+from grpo.serving.requests.digested_request import DigestedRequest
 from grpo.serving.requests.digests import DigestedTools
 from grpo.serving.requests.turn_store import LoadedTurns, OneServer, TurnStore
 
@@ -37,7 +37,7 @@ class Places:
             await self.turns.load_last(request.conversation, caller.key_hash)
         return self._known_turn(request, caller)
 
-    async def load(self, request: ChatRequest, caller: Caller, asked: Asked) -> LoadedTurns:
+    async def load(self, request: ChatRequest, caller: Caller, asked: DigestedRequest) -> LoadedTurns:
         """Bring the turn that a request continues into memory, if another server has answered it."""
         if request.previous_turn is not None:
             await self.turns.load_turn(request.previous_turn, caller.key_hash)
@@ -48,7 +48,7 @@ class Places:
         return LoadedTurns()
 
     def find(
-        self, request: ChatRequest, caller: Caller, asked: Asked, loaded: LoadedTurns
+        self, request: ChatRequest, caller: Caller, asked: DigestedRequest, loaded: LoadedTurns
     ) -> tuple[Continuation, DigestedTools]:
         """Place of the messages, and the tools of the conversation.
 

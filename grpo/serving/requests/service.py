@@ -33,11 +33,11 @@ from grpo.serving.protocol.api_errors import APIError, erased_error, invalid_req
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.chat_response import Usage
 from grpo.serving.requests.admission import Admission
-from grpo.serving.requests.asked import Asked
 from grpo.serving.requests.chat_handler import ChatHandler
 from grpo.serving.requests.constraints import Constraints, constraint_of
 from grpo.serving.requests.conversations import AnsweredTurn, Continuation, Conversations
 from grpo.serving.requests.counts import Counts
+from grpo.serving.requests.digested_request import DigestedRequest
 from grpo.serving.requests.places import Places
 from grpo.serving.requests.prompt_sizes import (
     PromptSize,
@@ -169,7 +169,7 @@ class Service:
         check_chat_size(request, [await self.size_of(version) for version in self.versions.loaded])
         characters = request.characters
         last = await self.places.load_before(request, caller)
-        read = partial(Asked.of, request, () if last is None else last.call_ids)
+        read = partial(DigestedRequest.of, request, () if last is None else last.call_ids)
         asked = read() if characters <= AT_ONCE else await self.preparation.run(caller.key_hash, characters, read)
         loaded = await self.places.load(request, caller, asked)
         place, tools = self.places.find(request, caller, asked, loaded)

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from grpo_local.login import login, login_file
+from grpo_local.managed_process import port_is_free
 from grpo_local.servers import mlflow_server
-from grpo_local.service import port_is_free
 from tests.places import ROOT
 from tests.ports import own_port
 

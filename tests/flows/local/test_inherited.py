@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_local.managed_process import ManagedProcess
 from grpo_local.servers import mlflow_service, prefect_service
-from grpo_local.service import Service
 
 SECRETS = (
     *("GRPO_SIGNING_KEY", "GRPO_ROLLOUT_KEY", "GRPO_SERVE_DATABASE", "GRPO_NOTIFY_URL"),
@@ -37,7 +37,7 @@ OF_MLFLOW = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_S3_ENDPOINT_URL", "MLFLOW_FLASK
 def test_a_server_gets_its_own_settings_and_no_key_of_others(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    service: Callable[[Path], Service],
+    service: Callable[[Path], ManagedProcess],
     database: str,
     expected: tuple[str, ...],
 ) -> None:

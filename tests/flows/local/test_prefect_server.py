@@ -10,8 +10,8 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from grpo.errors import ConfigError
 from grpo.preflight.table import Depth
+from grpo_local.managed_process import free_port
 from grpo_local.servers import prefect_server, prefect_service
-from grpo_local.service import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import ConfigError
+from grpo_local.managed_process import ManagedProcess
 from grpo_local.restarts import MOST_DEATHS, STEADY_S, Restarts, restart_if_dead, supervise_once
-from grpo_local.service import Service
 from tests.ports import own_port
 from tests.waiting import until
 
@@ -28,9 +28,9 @@ class Clock:
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Iterator[Service]:
+def slow(tmp_path: Path) -> Iterator[ManagedProcess]:
     """A server that never answers."""
-    service = Service(name="slow", home=tmp_path, arguments=SLEEP, port=own_port())
+    service = ManagedProcess(name="slow", home=tmp_path, arguments=SLEEP, port=own_port())
     yield service
     service.stop(at_once=True)
 
@@ -56,14 +56,14 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "grpo_local.restarts"]
 
 
-def _kill(service: Service) -> None:
+def _kill(service: ManagedProcess) -> None:
     process = service.process()
     assert process is not None
     process.kill()
     until("it has ended", lambda: service.process() is None, patience_s=300)  # which reads its exit code
 
 
-def test_a_dead_server_is_restarted_without_waiting(slow: Service):
+def test_a_dead_server_is_restarted_without_waiting(slow: ManagedProcess):
     """A server that never answers would block the supervisor."""
     restart_if_dead(slow)
     first = slow.process()
@@ -75,7 +75,7 @@ def test_a_dead_server_is_restarted_without_waiting(slow: Service):
     assert slow.process() not in (None, first)
 
 
-def test_a_service_is_restarted_after_a_pause_that_doubles(slow: Service, caplog: pytest.LogCaptureFixture):
+def test_a_service_is_restarted_after_a_pause_that_doubles(slow: ManagedProcess, caplog: pytest.LogCaptureFixture):
     """Deaths are noticed at 10 s and 12 s. The restarts are due 1 s and 2 s later, at 11 s and 14 s."""
     slow.start()
     clock = Clock()
@@ -106,7 +106,7 @@ def test_a_service_that_always_ends_is_given_up_with_the_end_of_its_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """After five restarts, and in one line."""
-    failing = Service(name="failing", home=tmp_path, arguments=("no_such_module",))
+    failing = ManagedProcess(name="failing", home=tmp_path, arguments=("no_such_module",))
     failing.start()
     clock = Clock()
     restarts = Restarts(failing, clock)

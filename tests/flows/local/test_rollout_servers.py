@@ -21,8 +21,8 @@ from grpo.errors import ConfigError, PolicyError
 from grpo.policy.servers.policy import KEY, STARTED, server_urls
 from grpo.tables import read_trajectories
 from grpo.trajectories import Trajectory
+from grpo_local.managed_process import ManagedProcess
 from grpo_local.rollout_servers import RunServers, remove_logs_of_ended_runs, rollout_servers
-from grpo_local.service import Service
 from grpo_tasks.execution.stage import Call
 from tests.contents import files_with
 from tests.doubles import short_run
@@ -164,7 +164,7 @@ def test_two_runs_at_once_share_no_port_key_and_folder(home: Path):
 def test_a_server_that_does_not_start_is_one_sentence_with_the_end_of_its_log(tmp_path: Path):
     """The reason is the last line of the log."""
     arguments = ("no_such_module",)
-    failing = Service(
+    failing = ManagedProcess(
         name="rollout-server-0", home=tmp_path, arguments=arguments, port=own_port(), ends_with_parent=True
     )
     servers = RunServers([failing])

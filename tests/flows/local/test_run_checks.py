@@ -16,8 +16,8 @@ import pytest
 
 from grpo_local import run_checks
 from grpo_local.checks import CheckResult
+from grpo_local.managed_process import ManagedProcess
 from grpo_local.servers import prefect_service
-from grpo_local.service import Service
 from tests import waiting
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def test_a_run_whose_command_was_killed_is_named(
         for name, state in (("running", Running), ("done", Completed))
     }
     assert "running" not in checked(home)["runs of commands"].detail
-    monkeypatch.setattr(Service, "users", lambda _: [])  # as after a restart of the machine
+    monkeypatch.setattr(ManagedProcess, "users", lambda _: [])  # as after a restart of the machine
     monkeypatch.setattr(run_checks, "_BEGUN_S", -1.0)
     check = checked(home)["runs of commands"]
     assert check.state == "warning"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_local.service import Service
+from grpo_local.managed_process import ManagedProcess
 from grpo_local.service_logs import KEPT, rotate_logs
 from tests import waiting
 
@@ -70,7 +70,7 @@ def test_a_full_disk_costs_no_old_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_log_of_a_service_is_private_and_appends(tmp_path: Path):
     """A service that is started again goes on in its log."""
     (tmp_path / "services").mkdir()
-    service = Service(name="short", home=tmp_path, arguments=("platform",))
+    service = ManagedProcess(name="short", home=tmp_path, arguments=("platform",))
     for _ in range(2):
         service.start()
         until("its end", lambda: service.process() is None)

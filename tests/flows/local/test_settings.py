@@ -18,7 +18,7 @@ from grpo.environment_variables import variables_set
 from grpo.errors import ConfigError
 from grpo.storage.home import home
 from grpo_local import settings
-from grpo_local.service import _answers
+from grpo_local.managed_process import _answers
 from tests.places import ROOT
 
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY")

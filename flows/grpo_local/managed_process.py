@@ -55,7 +55,7 @@ WITH_PARENT = "grpo_local.with_parent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class ManagedProcess:
     """A process that answers at `<address>/health`. If it has no port, it is healthy while it lives."""
 
     name: str
@@ -312,7 +312,7 @@ class Service:
 def recorded_services(home: Path) -> dict[str, psutil.Process | None]:
     """Process of each service that has a record in a home. None if it does not live."""
     names = sorted(record.stem for record in (home / "services").glob("*.json"))
-    return {name: Service(name=name, home=home, arguments=()).process() for name in names}
+    return {name: ManagedProcess(name=name, home=home, arguments=()).process() for name in names}
 
 
 def _listens(process: psutil.Process, url: str) -> bool:

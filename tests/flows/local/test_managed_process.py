@@ -17,28 +17,28 @@ import pytest
 
 from grpo.errors import ConfigError, StorageError
 from grpo_local import service as services
+from grpo_local.managed_process import ManagedProcess, port_is_free, recorded_services, reserved_port
 from grpo_local.processes import kill_all, process_identity, processes_with_variable
-from grpo_local.service import Service, port_is_free, recorded_services, reserved_port
 from tests.places import ROOT
 from tests.ports import own_port
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
+def service(tmp_path: Path) -> Iterator[ManagedProcess]:
     """A server of a folder in which there is a file `health`."""
     found = files(tmp_path, own_port())
     yield found
     found.stop(at_once=True)
 
 
-def files(home: Path, port: int) -> Service:
+def files(home: Path, port: int) -> ManagedProcess:
     home.mkdir(exist_ok=True)
     (home / "health").touch()
     arguments = ("http.server", str(port), "--bind", "127.0.0.1", "--directory", str(home))
-    return Service(name="files", home=home, arguments=arguments, port=port)
+    return ManagedProcess(name="files", home=home, arguments=arguments, port=port)
 
 
-def test_a_running_service_is_found_and_not_started_twice(service: Service, tmp_path: Path):
+def test_a_running_service_is_found_and_not_started_twice(service: ManagedProcess, tmp_path: Path):
     """A caller with another port gets the address of the live process."""
     service.start()
     url = service.wait()
@@ -51,7 +51,7 @@ def test_a_running_service_is_found_and_not_started_twice(service: Service, tmp_
 
 
 def test_a_module_in_the_working_folder_is_not_imported(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: ManagedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Anybody may write into /tmp: there, a module with the name of one of the server's is not its own."""
     shared = tmp_path / "shared"
@@ -66,13 +66,13 @@ def test_a_module_in_the_working_folder_is_not_imported(
 def test_a_service_that_ends_on_a_full_disk_says_so(small_disk: Path):
     """It cannot write into its log why it ends."""
     (small_disk / "fill").write_bytes(bytes(2**19))
-    ending = Service(name="ending", home=small_disk, arguments=("this",), port=own_port())
+    ending = ManagedProcess(name="ending", home=small_disk, arguments=("this",), port=own_port())
     ending.start()
     with pytest.raises(StorageError, match=rf"cannot write {small_disk}: the disk is full"):
         ending.wait()
 
 
-def test_a_killed_process_is_detected(service: Service):
+def test_a_killed_process_is_detected(service: ManagedProcess):
     """It is restarted on the same port."""
     service.start()
     service.wait()
@@ -87,7 +87,7 @@ def test_a_killed_process_is_detected(service: Service):
 
 
 @pytest.mark.parametrize(("boot", "ticks"), [("another", 0), ("this", 1)])
-def test_another_process_with_the_recorded_id_is_left_alone(service: Service, boot: str, ticks: int):
+def test_another_process_with_the_recorded_id_is_left_alone(service: ManagedProcess, boot: str, ticks: int):
     """The id belongs to this test now and the record is older: the process is neither used nor killed."""
     service.log.parent.mkdir()
     own, began = process_identity(psutil.Process()).split()
@@ -100,7 +100,7 @@ def test_another_process_with_the_recorded_id_is_left_alone(service: Service, bo
     assert service.wait() == f"http://127.0.0.1:{service.port}"
 
 
-def test_a_clock_that_is_set_leaves_what_lives_alone(service: Service, monkeypatch: pytest.MonkeyPatch):
+def test_a_clock_that_is_set_leaves_what_lives_alone(service: ManagedProcess, monkeypatch: pytest.MonkeyPatch):
     """By an hour, after a virtual machine was paused: every process seems an hour younger."""
     service.start()
     url = service.wait()
@@ -109,7 +109,7 @@ def test_a_clock_that_is_set_leaves_what_lives_alone(service: Service, monkeypat
     assert service.address() == url
 
 
-def test_the_copy_of_a_home_has_no_running_services_and_a_renamed_one_has(service: Service, tmp_path: Path):
+def test_the_copy_of_a_home_has_no_running_services_and_a_renamed_one_has(service: ManagedProcess, tmp_path: Path):
     """A copied record names the server of the original: it is neither used nor stopped. A rename keeps the folder."""
     service.start()
     service.wait()
@@ -129,7 +129,7 @@ def test_the_copy_of_a_home_has_no_running_services_and_a_renamed_one_has(servic
 
 
 @pytest.mark.parametrize("record", ["", '{"pid": 1', "{}", "[]", '{"pid": 999999999, "identity": "", "url": ""}'])
-def test_an_invalid_record_does_no_harm(service: Service, record: str):
+def test_an_invalid_record_does_no_harm(service: ManagedProcess, record: str):
     """A truncated file, a file without a process, and one of a process that has ended."""
     service.log.parent.mkdir()
     service.log.with_suffix(".json").write_text(record)
@@ -160,13 +160,13 @@ def test_a_port_that_is_taken_during_the_start_is_named(tmp_path: Path):
             service.wait()
 
 
-def test_an_answer_of_another_program_on_its_port_is_not_taken_for_its_own(service: Service, tmp_path: Path):
+def test_an_answer_of_another_program_on_its_port_is_not_taken_for_its_own(service: ManagedProcess, tmp_path: Path):
     """A live process that is slow to listen, while another server answers on that port."""
     other = files(tmp_path / "other", service.port or 0)
     other.start()
     other.wait()
     record = json.loads(other.log.with_suffix(".json").read_text())
-    sleeper = Service(
+    sleeper = ManagedProcess(
         name="sleeper", home=tmp_path, arguments=("timeit", "-n1", "-r1", "-s", "import time", "time.sleep(60)")
     )
     sleeper.start()
@@ -180,14 +180,14 @@ def test_an_answer_of_another_program_on_its_port_is_not_taken_for_its_own(servi
 
 def test_a_service_that_ends_at_its_start_names_its_log(tmp_path: Path):
     """The log has its error."""
-    service = Service(name="broken", home=tmp_path, arguments=("no_such_module",), port=own_port())
+    service = ManagedProcess(name="broken", home=tmp_path, arguments=("no_such_module",), port=own_port())
     service.start()
     with pytest.raises(ConfigError, match=r"broken ended at its start: .*no_such_module.*\. See .*broken\.log"):
         service.wait()
     assert "no_such_module" in service.log.read_text()
 
 
-def test_the_last_user_stops_it(service: Service):
+def test_the_last_user_stops_it(service: ManagedProcess):
     """It runs on after the first of two users leaves, and stops after the second."""
     with service.shared() as url:
         with service.shared() as same:
@@ -206,7 +206,7 @@ with files(Path(sys.argv[1]), int(sys.argv[2])).shared() as url:
 """
 
 
-def test_a_killed_user_does_not_keep_it_running(service: Service, tmp_path: Path):
+def test_a_killed_user_does_not_keep_it_running(service: ManagedProcess, tmp_path: Path):
     """It runs without a user until the next one leaves."""
     command = [sys.executable, "-c", USER, str(tmp_path), str(service.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as user:
@@ -235,7 +235,9 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("kind", ["alone", "forks"])
-def test_a_service_that_ends_with_its_parent_ends_when_that_is_killed(service: Service, tmp_path: Path, kind: str):
+def test_a_service_that_ends_with_its_parent_ends_when_that_is_killed(
+    service: ManagedProcess, tmp_path: Path, kind: str
+):
     """It gets SIGTERM, also if a fork of the parent lives on. Without the setting it would go on."""
     command = [sys.executable, "-c", CHILD, str(tmp_path), str(service.port), kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
@@ -251,7 +253,7 @@ def test_a_service_that_ends_with_its_parent_ends_when_that_is_killed(service: S
     assert gone
 
 
-def test_a_service_that_ends_with_its_parent_is_stopped_as_others(service: Service):
+def test_a_service_that_ends_with_its_parent_is_stopped_as_others(service: ManagedProcess):
     """Its pipe is closed after its end."""
     tied = replace(service, ends_with_parent=True)
     tied.start()
@@ -263,7 +265,7 @@ def test_a_service_that_ends_with_its_parent_is_stopped_as_others(service: Servi
 
 
 def test_a_service_is_removed_from_the_process_table_when_its_last_thread_has_ended(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: ManagedProcess, monkeypatch: pytest.MonkeyPatch
 ):
     """Until then the system calls it a zombie and does not yet say how it ended."""
     service.start()
@@ -303,7 +305,9 @@ signal.pause()
 def test_its_children_stop_with_it(tmp_path: Path):
     """Also one that ignores SIGTERM."""
     (tmp_path / "parent.py").write_text(PARENT)
-    service = Service(name="parent", home=tmp_path, arguments=("parent",), environment={"PYTHONPATH": str(tmp_path)})
+    service = ManagedProcess(
+        name="parent", home=tmp_path, arguments=("parent",), environment={"PYTHONPATH": str(tmp_path)}
+    )
     service.start()
     parent = service.process()
     assert parent is not None
@@ -325,12 +329,12 @@ subprocess.run([sys.executable, "-m", "http.server", sys.argv[1], "--bind", "127
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Iterator[Service]:
+def family(tmp_path: Path) -> Iterator[ManagedProcess]:
     """A running service whose child holds the port."""
     (tmp_path / "serving.py").write_text(SERVING)
     (tmp_path / "health").touch()
     port = own_port()
-    found = Service(
+    found = ManagedProcess(
         name="parent",
         home=tmp_path,
         arguments=("serving", str(port), str(tmp_path)),
@@ -344,7 +348,7 @@ def family(tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.fixture
-def widowed(family: Service) -> Service:
+def widowed(family: ManagedProcess) -> ManagedProcess:
     """A service whose parent was killed while its child holds the port."""
     parent = family.process()
     assert parent is not None
@@ -355,7 +359,7 @@ def widowed(family: Service) -> Service:
 
 
 def test_a_child_that_has_just_ended_does_not_hide_the_one_that_listens(
-    family: Service, monkeypatch: pytest.MonkeyPatch
+    family: ManagedProcess, monkeypatch: pytest.MonkeyPatch
 ):
     """It ends after the system has listed it and before its sockets are read."""
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
@@ -365,22 +369,22 @@ def test_a_child_that_has_just_ended_does_not_hide_the_one_that_listens(
     assert family.address() == family.url
 
 
-def test_a_child_that_outlived_its_parent_makes_room(widowed: Service):
+def test_a_child_that_outlived_its_parent_makes_room(widowed: ManagedProcess):
     """As with MLflow's server: it is restarted on the same port."""
     widowed.start()
     assert widowed.wait() == f"http://127.0.0.1:{widowed.port}"
 
 
-def test_a_child_that_outlived_its_parent_is_stopped_with_the_service(widowed: Service):
+def test_a_child_that_outlived_its_parent_is_stopped_with_the_service(widowed: ManagedProcess):
     """Nothing is left of it on the port."""
     widowed.stop()
     assert port_is_free("127.0.0.1", widowed.port or 0)
 
 
-def test_processes_of_another_home_are_left_alone(widowed: Service, tmp_path: Path):
+def test_processes_of_another_home_are_left_alone(widowed: ManagedProcess, tmp_path: Path):
     """Neither the same service of another home nor another service of this home stops the child."""
     for name, home in ((widowed.name, tmp_path / "other"), ("other", tmp_path)):
-        other = Service(name=name, home=home, arguments=("this",))
+        other = ManagedProcess(name=name, home=home, arguments=("this",))
         other.start()
         other.stop(at_once=True)
     assert not port_is_free("127.0.0.1", widowed.port or 0)
@@ -390,7 +394,7 @@ def test_a_child_that_cannot_be_killed_keeps_no_service_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """It waits for a device, as a run of a worker may. The worker is needed for the other runs."""
-    service = Service(name="worker", home=tmp_path, arguments=("this",))
+    service = ManagedProcess(name="worker", home=tmp_path, arguments=("this",))
     service.log.parent.mkdir()
     environment = {"GRPO_SERVICE": str(tmp_path.resolve() / service.name)}
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environment)
@@ -406,7 +410,7 @@ def test_a_child_that_cannot_be_killed_keeps_no_service_from_starting(
         service.stop(at_once=True)
 
 
-def test_a_process_without_a_record_makes_room(service: Service):
+def test_a_process_without_a_record_makes_room(service: ManagedProcess):
     """Its parent was killed before the record was written."""
     service.start()
     url = service.wait()
@@ -417,7 +421,7 @@ def test_a_process_without_a_record_makes_room(service: Service):
     assert service.process() not in (None, lost)
 
 
-def test_a_process_whose_record_cannot_be_written_is_stopped(service: Service, monkeypatch: pytest.MonkeyPatch):
+def test_a_process_whose_record_cannot_be_written_is_stopped(service: ManagedProcess, monkeypatch: pytest.MonkeyPatch):
     """On a full disk; otherwise each attempt would leave one more."""
 
     def full(path: Path, content: str, *, mode: int) -> None:

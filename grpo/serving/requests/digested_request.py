@@ -11,7 +11,7 @@ from grpo.serving.requests.digests import DigestedMessages, DigestedTools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DigestedRequest:
     """Messages and tools of a request, with their digests."""
 
     messages: DigestedMessages

@@ -442,6 +442,9 @@ def test_a_continuous_rollout_shows_its_staleness_drops_and_overlap() -> None:
     assert "5 episodes were dropped as too stale." in text
     assert "Rollout and update were busy at once in 75.0% of the time." in text
     assert "Staleness" in text
+    alone = section(render_page(document(iterations=[iteration(0, **first)])), "learning")
+    assert "and 1 at most. 3 episodes were dropped as too stale. " in " ".join(alone.split()) + " "
+    assert "busy at once" not in alone
     assert "Staleness" not in visible(render_page(document()))
 
 

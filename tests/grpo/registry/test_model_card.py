@@ -10,7 +10,7 @@ import pytest
 
 from grpo.errors import AddressError
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.registry import ModelVersion, Registry
+from grpo.registry import ChampionChange, ModelVersion, Registry
 from grpo.registry.markdown import escaped
 from grpo.registry.model_card import MAX_DESCRIPTION, model_description, version_card
 from grpo.registry.provenance import Estimate, HeldOut
@@ -100,14 +100,16 @@ def test_texts_of_strangers_are_shown_and_never_markup(registry: Registry, polic
 
 def test_a_card_has_a_blank_line_between_its_parts_and_names_the_algorithm():
     """The number of gates that are left out follows the table, if there are any."""
-    few = make_provenance(config={"training": {"algorithm": "gspo"}}, checks={"length": 1.0})
+    training, policy = {"algorithm": "gspo"}, {"model": "org/base"}
+    few = make_provenance(config={"training": training, "policy": policy}, checks={"length": 1.0})
     card = version_card("m", few, "refuse", run="R", address="models:/m/1")
-    assert "\n- Training: GSPO, " in card
+    assert "\n- Base model: org/base\n- Training: GSPO, " in card
     assert "more in the report" not in card
     assert card.endswith("\n\nTraining run: R")
     assert "\n\n### Task and data\n\n- Environment: unknown\n" in card
-    many = make_provenance(checks=dict.fromkeys(map(str, range(500)), 1.0))
+    many = make_provenance(config={}, checks=dict.fromkeys(map(str, range(500)), 1.0))
     card = version_card("m", many, "refuse", run="R", address="models:/m/1")
+    assert "\n- Base model: unknown\n- Training: GRPO, " in card
     rows = sum(line[:2] == "| " and line[2].isdigit() for line in card.splitlines())
     assert f"\n\n{500 - rows} more in the report.\n\n" in card
 
@@ -130,6 +132,26 @@ def test_a_card_fits_into_a_database_column():
     description = model_description("m" * 100, champion=None, change=None, newest=3, card=card)
     assert len(description) <= MAX_DESCRIPTION
     assert "## Version 3" in description
+
+
+@pytest.mark.parametrize(("forced", "opening"), [(True, " UTC, against a gate: better"), (False, " UTC: better")])
+def test_a_description_says_whether_the_champion_was_promoted_against_a_gate(forced: bool, opening: str):
+    """A long reason is cut."""
+    change = ChampionChange(
+        number=1,
+        action="promote",
+        champion=2,
+        content="c",
+        replaced=None,
+        previous=None,
+        reason="better" + "!" * 900,
+        by=ANNA,
+        at="2026-11-20T12:00:00+00:00",
+        forced=forced,
+    )
+    text = model_description("m", champion=2, change=change, newest=2, card="")
+    assert text.startswith("**Champion: version 2**, promoted 2026-11-20 12:00" + opening)
+    assert len(text) < 700
 
 
 def test_a_heldout_result_is_read_back_from_its_tag():

@@ -57,6 +57,14 @@ def test_two_rollbacks_go_two_versions_back_and_a_third_is_refused(registry: Reg
     assert [one.action for one in line.history()] == ["promote"] * 3 + ["rollback"] * 2
 
 
+def test_a_rollback_of_an_alias_that_was_moved_by_hand_restores_the_version_before_the_move(registry: Registry):
+    """Versions 1, 2 and 3 were promoted, and then somebody moved the alias to 2: the version before is 3, not 1."""
+    _three(registry, "moved")
+    line = registry.promotions("moved")
+    registry.client.set_registered_model_alias("moved", "champion", "2")
+    assert line.rollback(reason="refunds twice", by=ANNA, follow_alias=True).champion == 3
+
+
 def test_a_rollback_of_a_later_promotion_skips_the_version_that_was_rolled_back(registry: Registry):
     """1, 2, back to 1, then 3: previous is 1, not 2."""
     for checkpoint, against in (("a", "base"), ("b", "a")):

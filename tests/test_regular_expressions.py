@@ -26,7 +26,6 @@ BOUNDED = {
     "grpo.rewards.text.answers:_value": "the digits of one number, a single character is replaced",
     "grpo.scenarios.pii:_NUMBERED": "the 30 characters before a number",
     "grpo.serving.routes.page:_digest": "the chat page of this package",
-    "grpo_local.checks:check_records": "the address of a database in the owner's settings",
 }
 """Patterns that meet texts of a known size only, or texts of the package and its owner."""
 METHODS = {
@@ -47,7 +46,7 @@ METHODS = {
             "grpo.scenarios.message_columns:_QUESTION",
             "grpo.scenarios.message_columns:_TRUE_IS_AGENT",
             "grpo.scenarios.message_columns:_TRUE_IS_USER",
-            "grpo.scenarios.readers.written_calls:_FORM",
+            "grpo.scenarios.readers.messages.written_calls:_FORM",
             "grpo_local.login:_USABLE",
             "grpo_local.server_answers:_VERSION",
             "grpo_local.prefect_server.description:_DESCRIPTION",
@@ -58,9 +57,9 @@ METHODS = {
     "grpo.renderers.tool_formats:_END": "match",
     "grpo.renderers.tool_formats:_FENCE": "match",
     "grpo.renderers.tool_formats:_FENCE_END": "match",
-    "grpo.scenarios.readers.csv_rows:_TO_CLOSING_QUOTE": "match",
-    "grpo.scenarios.readers.transcripts:_NAMES": "match",
-    "grpo.scenarios.readers.written_calls:_CALL": "match",
+    "grpo.scenarios.readers.files.csv_rows:_TO_CLOSING_QUOTE": "match",
+    "grpo.scenarios.readers.messages.transcripts:_NAMES": "match",
+    "grpo.scenarios.readers.messages.written_calls:_CALL": "match",
 }
 """Patterns that are compared with a whole text or with its beginning; others are searched."""
 MADE = {

@@ -47,17 +47,17 @@ from grpo.scenarios.message_columns import (
     leaves,
     repeats,
 )
-from grpo.scenarios.readers.arrow_file import ArrowFile
-from grpo.scenarios.readers.chat_programs import are_of_programs
-from grpo.scenarios.readers.csv_file import read_rows
-from grpo.scenarios.readers.exchanges import ANSWERS, EXPECTED, QUESTIONS
-from grpo.scenarios.readers.help_desks import PAGES
-from grpo.scenarios.readers.json_file import document_items
-from grpo.scenarios.readers.logged_requests import is_exchange
-from grpo.scenarios.readers.parquet import read_parquet
-from grpo.scenarios.readers.places import parsed, value_at
-from grpo.scenarios.readers.record_file import column_of_chats, has_lines, read_objects
-from grpo.scenarios.readers.source_files import TABLES, data_suffix, open_json, read_document
+from grpo.scenarios.readers.exports.chat_programs import are_of_programs
+from grpo.scenarios.readers.exports.help_desks import PAGES
+from grpo.scenarios.readers.exports.record_file import column_of_chats, has_lines, read_objects
+from grpo.scenarios.readers.files.arrow_file import ArrowFile
+from grpo.scenarios.readers.files.csv_file import read_rows
+from grpo.scenarios.readers.files.json_file import document_items
+from grpo.scenarios.readers.files.parquet import read_parquet
+from grpo.scenarios.readers.files.places import parsed, value_at
+from grpo.scenarios.readers.files.source_files import TABLES, data_suffix, open_json, read_document
+from grpo.scenarios.readers.messages.logged_requests import is_exchange
+from grpo.scenarios.readers.traces.exchanges import ANSWERS, EXPECTED, QUESTIONS
 from grpo.scenarios.records import SourceRecord
 from grpo.storage.files import files_below
 

@@ -25,11 +25,11 @@ from grpo.scenarios.message_columns import (
     leaves,
     repeats,
 )
-from grpo.scenarios.readers.exchanges import EXPECTED, are_calls
-from grpo.scenarios.readers.help_desks import PAGES
-from grpo.scenarios.readers.langfuse import NO_MESSAGES, SESSIONS_COLUMN
-from grpo.scenarios.readers.logged_requests import LISTS
-from grpo.scenarios.readers.places import parsed
+from grpo.scenarios.readers.exports.help_desks import PAGES
+from grpo.scenarios.readers.files.places import parsed
+from grpo.scenarios.readers.messages.logged_requests import LISTS
+from grpo.scenarios.readers.traces.exchanges import EXPECTED, are_calls
+from grpo.scenarios.readers.traces.langfuse import NO_MESSAGES, SESSIONS_COLUMN
 
 EARLIER = ("history", "chat_history", "context_messages")
 """Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""

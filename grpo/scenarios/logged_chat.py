@@ -27,7 +27,7 @@ from pydantic_core import from_json
 from grpo.config.chats import LoggedUsers
 from grpo.data_errors import excerpt
 from grpo.messages import Role, split_reasoning
-from grpo.scenarios.readers.speaker_turns import merge_speaker_turns, user_turns_and_replies
+from grpo.scenarios.readers.messages.speaker_turns import merge_speaker_turns, user_turns_and_replies
 from grpo.scenarios.tool_schemas import infer_tool_schemas
 
 MAX_MESSAGES = 2_000

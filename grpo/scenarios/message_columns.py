@@ -14,8 +14,8 @@ from itertools import chain
 from typing import Any
 
 from grpo.data_errors import try_call
-from grpo.scenarios.readers.places import parsed
-from grpo.scenarios.readers.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
+from grpo.scenarios.readers.files.places import parsed
+from grpo.scenarios.readers.messages.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
 from grpo.scenarios.times import instant
 
 Row = Mapping[str, Any]

@@ -37,15 +37,15 @@ from grpo.data_errors import read_guarded
 from grpo.errors import DataError
 from grpo.scenarios.hub_dataset import FORMATS, fetch_split, pin_source
 from grpo.scenarios.readers.chat_records import read_chats
-from grpo.scenarios.readers.help_desks import read_help_desk
+from grpo.scenarios.readers.exports.help_desks import read_help_desk
+from grpo.scenarios.readers.files.source_files import open_source
 from grpo.scenarios.readers.huggingface import read_huggingface
-from grpo.scenarios.readers.langfuse import read_langfuse
-from grpo.scenarios.readers.langsmith import read_langsmith
 from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served, served_digest, served_records, served_snapshot
-from grpo.scenarios.readers.source_files import open_source
-from grpo.scenarios.readers.spans import read_spans
 from grpo.scenarios.readers.table_rows import interpret, read_table_cells, read_table_file
+from grpo.scenarios.readers.traces.langfuse import read_langfuse
+from grpo.scenarios.readers.traces.langsmith import read_langsmith
+from grpo.scenarios.readers.traces.spans import read_spans
 from grpo.scenarios.records import SourceRecord
 from grpo.storage.files import files_below
 

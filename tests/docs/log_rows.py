@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.config.scenarios import HelpDesk
-from tests.grpo.scenarios.readers.test_help_desks import CHATWOOT, FRESHDESK, FRESHDESK_ACCOUNT, INTERCOM, ZENDESK
+from tests.grpo.scenarios.readers.exports.test_help_desks import (
+    CHATWOOT,
+    FRESHDESK,
+    FRESHDESK_ACCOUNT,
+    INTERCOM,
+    ZENDESK,
+)
 from tests.grpo.scenarios.test_message_columns import ANSWERED, ASKED, ROWS, chat, desk, minute
 
 U = {"role": "user", "content": ASKED}

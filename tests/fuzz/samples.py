@@ -33,7 +33,7 @@ from tests.grpo.contrib.datasets import test_pandalm as pandalm
 from tests.grpo.contrib.datasets import test_sgd as sgd
 from tests.grpo.contrib.datasets import test_taskmaster as taskmaster
 from tests.grpo.contrib.datasets import test_tau2_bench as tau2
-from tests.grpo.scenarios.readers import test_help_desks as desks
+from tests.grpo.scenarios.readers.exports import test_help_desks as desks
 from tests.places import PUBLISHED
 
 MAPPED = {"id": "ticket", "user_responses": "text", "metadata.category": "kind"}

@@ -12,9 +12,9 @@ import pytest
 from grpo.config.scenarios import HuggingFaceSource
 from grpo.errors import DataError
 from grpo.parquet_rows import RowBudget
-from grpo.scenarios.readers.arrow_file import ArrowFile
+from grpo.scenarios.readers.files.arrow_file import ArrowFile
+from grpo.scenarios.readers.files.parquet import read_parquet
 from grpo.scenarios.readers.huggingface import read_huggingface
-from grpo.scenarios.readers.parquet import read_parquet
 
 
 def _write_arrow(table: pa.Table, path: Path) -> None:

@@ -24,9 +24,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.contrib.datasets.parts import find_parts
-from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.source_files import read_document
-from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
+from grpo.scenarios.readers.files.json_file import read_json
+from grpo.scenarios.readers.files.source_files import read_document
+from grpo.scenarios.readers.messages.speaker_turns import user_turns_and_replies
 from grpo.scenarios.records import SourceRecord, convert_records, read_all_records
 
 _QUESTION = re.compile(r"_\d+$")

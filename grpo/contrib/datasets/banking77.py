@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.contrib.datasets.parts import DatasetPart, find_parts, read_parts
-from grpo.scenarios.readers.csv_file import read_cells
-from grpo.scenarios.readers.source_files import read_document
+from grpo.scenarios.readers.files.csv_file import read_cells
+from grpo.scenarios.readers.files.source_files import read_document
 from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {name: (f"{name}.csv", f"banking_data/{name}.csv") for name in ("train", "test")}

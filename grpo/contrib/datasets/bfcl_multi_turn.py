@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.contrib.datasets.parts import DatasetPart, find_parts
-from grpo.scenarios.readers.json_file import read_jsonl
+from grpo.scenarios.readers.files.json_file import read_jsonl
 from grpo.scenarios.records import SourceRecord, convert_records, difficulty_by_count, read_all_records
 
 _FOLDER = "berkeley-function-call-leaderboard/bfcl_eval/data"

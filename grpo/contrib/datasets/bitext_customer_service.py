@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from grpo.contrib.datasets.parts import DatasetPart, find_parts, read_parts
 from grpo.scenario import Difficulty
-from grpo.scenarios.readers.csv_file import read_cells
+from grpo.scenarios.readers.files.csv_file import read_cells
 from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {

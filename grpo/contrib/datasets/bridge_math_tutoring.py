@@ -22,9 +22,9 @@ from pydantic import BaseModel, Field
 
 from grpo.contrib.datasets.parts import find_parts, read_parts
 from grpo.messages import Message, Role
-from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.source_files import read_document
-from grpo.scenarios.readers.speaker_turns import merge_speaker_turns, user_turns_and_replies
+from grpo.scenarios.readers.files.json_file import read_json
+from grpo.scenarios.readers.files.source_files import read_document
+from grpo.scenarios.readers.messages.speaker_turns import merge_speaker_turns, user_turns_and_replies
 from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {name: (f"{name}.json", f"dataset/{name}.json") for name in ("train", "validation", "test")}

@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field
 
 from grpo.contrib.datasets.parts import find_parts, read_parts
 from grpo.messages import Message
-from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.files.json_file import read_json
 from grpo.scenarios.records import SourceRecord, convert_records, difficulty_by_count
 
 _POINTS = {"High": 5, "Medium": 4, "Low": 3}

@@ -25,7 +25,7 @@ from grpo.contrib.datasets.parts import find_parts
 from grpo.data_errors import excerpt
 from grpo.errors import DataError
 from grpo.messages import Message
-from grpo.scenarios.readers.source_files import read_document
+from grpo.scenarios.readers.files.source_files import read_document
 from grpo.scenarios.records import SourceRecord, convert_records
 
 _TUTOR = ("question", "hint", "correction", "confirmation", "other")

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from grpo.contrib.datasets.parts import DatasetPart, find_parts
 from grpo.messages import Message
-from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.files.json_file import read_json
 from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {name: (f"{name}.json", f"DiaSafety_dataset/{name}.json") for name in ("train", "val", "test")}

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.contrib.datasets.parts import DatasetPart, find_parts, read_parts
-from grpo.scenarios.readers.json_file import read_jsonl
+from grpo.scenarios.readers.files.json_file import read_jsonl
 from grpo.scenarios.records import SourceRecord, convert_records, difficulty_by_count
 
 _PARTS = {

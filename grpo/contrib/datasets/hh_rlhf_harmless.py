@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from grpo.contrib.datasets.parts import find_parts
 from grpo.errors import DataError
 from grpo.messages import Message, Role
-from grpo.scenarios.readers.json_file import read_jsonl
+from grpo.scenarios.readers.files.json_file import read_jsonl
 from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {name: (f"{name}.jsonl.gz", f"harmless-base/{name}.jsonl.gz") for name in ("train", "test")}

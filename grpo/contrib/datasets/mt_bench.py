@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from grpo.contrib.datasets.parts import find_parts
-from grpo.scenarios.readers.json_file import read_jsonl
+from grpo.scenarios.readers.files.json_file import read_jsonl
 from grpo.scenarios.records import SourceRecord, convert_records, read_all_records
 
 _PUBLISHED = "fastchat/llm_judge/data/mt_bench"

@@ -24,7 +24,7 @@ from grpo.config.csv_format import CsvFormat
 from grpo.config.scenarios import MultiDoGOLevel
 from grpo.contrib.datasets.parts import DatasetPart, find_parts
 from grpo.scenario import Domain
-from grpo.scenarios.readers.csv_file import CsvRow, read_rows
+from grpo.scenarios.readers.files.csv_file import CsvRow, read_rows
 from grpo.scenarios.records import SourceRecord
 
 _COLUMNS = ("conversationId", "turnNumber", "utterance", "intent")

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from grpo.contrib.datasets.parts import find_parts
 from grpo.messages import Message
-from grpo.scenarios.readers.json_file import read_json
+from grpo.scenarios.readers.files.json_file import read_json
 from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {"testset-v1": ("testset-v1.json", "data/testset-v1.json")}

@@ -28,8 +28,8 @@ from pydantic_core import from_json
 
 from grpo.contrib.datasets.parts import DatasetPart, find_parts
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.readers.json_file import read_json
-from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
+from grpo.scenarios.readers.files.json_file import read_json
+from grpo.scenarios.readers.messages.speaker_turns import user_turns_and_replies
 from grpo.scenarios.records import SourceRecord, convert_records, difficulty_by_count
 from grpo.scenarios.tool_schemas import infer_tool_schemas
 

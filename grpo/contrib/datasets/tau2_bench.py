@@ -35,7 +35,7 @@ from grpo.contrib.datasets.parts import find_parts
 from grpo.data_errors import first_validation_error
 from grpo.errors import DataError
 from grpo.scenario import Domain, SplitName, SuccessCriterion
-from grpo.scenarios.readers.source_files import open_source, read_document
+from grpo.scenarios.readers.files.source_files import open_source, read_document
 from grpo.scenarios.records import SourceRecord, difficulty_by_count
 from grpo.scenarios.tool_schemas import infer_tool_schemas
 

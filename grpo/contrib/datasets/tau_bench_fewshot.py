@@ -21,8 +21,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.contrib.datasets.parts import DatasetPart, find_parts, read_parts
-from grpo.scenarios.readers.json_file import read_jsonl
-from grpo.scenarios.readers.speaker_turns import user_turns_and_replies
+from grpo.scenarios.readers.files.json_file import read_jsonl
+from grpo.scenarios.readers.messages.speaker_turns import user_turns_and_replies
 from grpo.scenarios.records import SourceRecord, convert_records
 
 _PARTS = {

@@ -19,7 +19,7 @@ from grpo.learner.offline.training_lines import parse_record, read_lines
 from grpo.messages import Message, Tool, ToolCall
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import LoggedMessage, order_results
-from grpo.scenarios.readers.openai_format import parse_messages
+from grpo.scenarios.readers.messages.openai_format import parse_messages
 from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Demonstrations, collect_demonstrations

@@ -5,15 +5,15 @@
                         {"custom_id": "a", "method": "POST", "url": …, "body": {"messages": […]}}     input of a batch
                         {"custom_id": "a", "response": {"body": {"choices": […]}}}   output, joined with its input
                         {"mapping": {…}, "current_node": "d"}, and other exports of chat programs, see
-                        `grpo.scenarios.readers.chat_programs`
+                        `grpo.scenarios.readers.exports.chat_programs`
     sharegpt            {"conversations": [{"from": "human", "value": "Where is order 7?"}, …], "system": …, "tools": …}
     alpaca              {"instruction": "Translate.", "input": "Hallo", "output": "Hello", "history": [["…", "…"]]}
     prompt_completion   {"prompt": "2 + 2?", "completion": "4"}, or lists of messages
-    input_output        {"input": "2 + 2?", "expected": "4"}, see `grpo.scenarios.readers.exchanges`
+    input_output        {"input": "2 + 2?", "expected": "4"}, see `grpo.scenarios.readers.traces.exchanges`
 
 Everything but the messages may be absent. The first two formats differ only in the key under which the messages are
 looked up first. Keys and tags of one format are also known in the other. A record without an id is named by its file,
-line and digest. What is not read is counted, see `grpo.scenarios.readers.openai_fields`.
+line and digest. What is not read is counted, see `grpo.scenarios.readers.messages.openai_fields`.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from grpo.config.scenarios import ChatSource
 from grpo.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.message_columns import is_time_name
-from grpo.scenarios.readers.api_dialects import is_system_key, rewrite_record, rewrite_reply
-from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
-from grpo.scenarios.readers.chat_programs import program_of
-from grpo.scenarios.readers.exchanges import read_exchange
-from grpo.scenarios.readers.logged_requests import LISTS, with_request
-from grpo.scenarios.readers.message_links import OTHER_BRANCHES, shown_branch
-from grpo.scenarios.readers.openai_batches import join_batch
-from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
-from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
-from grpo.scenarios.readers.places import value_at, without
-from grpo.scenarios.readers.record_file import column_of_chats, read_objects
-from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
-from grpo.scenarios.readers.transcripts import refuse_transcript
-from grpo.scenarios.readers.written_calls import with_written_calls
+from grpo.scenarios.readers.exports.chat_programs import program_of
+from grpo.scenarios.readers.exports.message_links import OTHER_BRANCHES, shown_branch
+from grpo.scenarios.readers.exports.openai_batches import join_batch
+from grpo.scenarios.readers.exports.record_file import column_of_chats, read_objects
+from grpo.scenarios.readers.files.places import value_at, without
+from grpo.scenarios.readers.messages.api_dialects import is_system_key, rewrite_record, rewrite_reply
+from grpo.scenarios.readers.messages.chat_dialects import openai_messages, tools_in_prompt
+from grpo.scenarios.readers.messages.logged_requests import LISTS, with_request
+from grpo.scenarios.readers.messages.openai_fields import RECORD, REQUEST, left_out
+from grpo.scenarios.readers.messages.openai_format import parse_messages, parse_tools, reply_of, with_reply
+from grpo.scenarios.readers.messages.speakers import SPEAKERS, speaker_name
+from grpo.scenarios.readers.messages.transcripts import refuse_transcript
+from grpo.scenarios.readers.messages.written_calls import with_written_calls
+from grpo.scenarios.readers.traces.exchanges import read_exchange
 from grpo.scenarios.records import Converted, SourceRecord, convert_record, record_name
 from grpo.scenarios.times import instant
 

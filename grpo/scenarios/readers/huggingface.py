@@ -11,9 +11,9 @@ from grpo.config.scenarios import HuggingFaceSource
 from grpo.data_errors import error_text, try_call
 from grpo.errors import DataError
 from grpo.parquet_rows import BATCH_ROWS, check_rows
-from grpo.scenarios.readers.arrow_file import validated_rows
+from grpo.scenarios.readers.files.arrow_file import validated_rows
+from grpo.scenarios.readers.files.row_fields import Fields, row_record
 from grpo.scenarios.readers.mapped_columns import check_present
-from grpo.scenarios.readers.row_fields import Fields, row_record
 from grpo.scenarios.readers.table_rows import interpret, is_plain, wanted_columns
 from grpo.scenarios.records import SourceRecord
 

@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from grpo.data_errors import excerpt
 from grpo.errors import DataError
 from grpo.scenario import Expected, Metadata, Scenario
-from grpo.scenarios.readers.transcripts import refuse_transcript
+from grpo.scenarios.readers.messages.transcripts import refuse_transcript
 from grpo.scenarios.records import SourceRecord, convert_record, record_name
 
 _TEXTS = ("user_responses", "expected.responses", "expected.facts", "expected.assertions")

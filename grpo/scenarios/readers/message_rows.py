@@ -32,13 +32,13 @@ from grpo.errors import StorageError
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.message_columns import folded
-from grpo.scenarios.readers.api_dialects import split_parts
+from grpo.scenarios.readers.exports.message_links import OTHER_BRANCHES, links, shown_versions
+from grpo.scenarios.readers.files.places import is_there, parsed, value_at
 from grpo.scenarios.readers.mapped_columns import map_cells, merge_fields
-from grpo.scenarios.readers.message_links import OTHER_BRANCHES, links, shown_versions
-from grpo.scenarios.readers.openai_fields import calls_at
-from grpo.scenarios.readers.openai_format import parse_messages
-from grpo.scenarios.readers.places import is_there, parsed, value_at
-from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
+from grpo.scenarios.readers.messages.api_dialects import split_parts
+from grpo.scenarios.readers.messages.openai_fields import calls_at
+from grpo.scenarios.readers.messages.openai_format import parse_messages
+from grpo.scenarios.readers.messages.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.records import Converted, SourceRecord, convert_record
 from grpo.scenarios.times import instant
 

@@ -23,11 +23,11 @@ from grpo.artifacts import local_path
 from grpo.config.chats import ChatColumns
 from grpo.config.rewards import LabelFile, PairFile
 from grpo.messages import Message
-from grpo.scenarios.readers.chat_dialects import openai_messages
-from grpo.scenarios.readers.csv_file import read_cells
-from grpo.scenarios.readers.json_file import read_json, read_jsonl
-from grpo.scenarios.readers.openai_format import parse_messages
-from grpo.scenarios.readers.parquet import read_parquet
+from grpo.scenarios.readers.files.csv_file import read_cells
+from grpo.scenarios.readers.files.json_file import read_json, read_jsonl
+from grpo.scenarios.readers.files.parquet import read_parquet
+from grpo.scenarios.readers.messages.chat_dialects import openai_messages
+from grpo.scenarios.readers.messages.openai_format import parse_messages
 from grpo.scenarios.records import SourceRecord, convert_records
 
 

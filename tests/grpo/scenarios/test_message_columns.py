@@ -16,7 +16,7 @@ from grpo.errors import DataError
 from grpo.scenarios.guess import guess_source
 from grpo.scenarios.guess_tables import table_settings
 from grpo.scenarios.message_columns import leaves
-from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
+from grpo.scenarios.readers.messages.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.sources import read_records
 
 ASKED, ANSWERED, AGAIN = "Where is order 7?", "Which name?", "Under Marsh."

@@ -1,0 +1,1 @@
+"""Files as rows and records: their encodings, formats and sizes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,10 +42,11 @@ def train(
     settings.mark_start()
     from grpo_local.servers import prefect_server, running_prefect_server
 
-    check = partial(_check, pipeline)
-    if not (home / pipeline.name / "report.json").is_file():
-        check("files")  # what is refused leaves nothing in a home, so no server is started before the first run
-    imports = partial(_import_packages, pipeline, home, server_starts=running_prefect_server(home) is None)
+    server_starts = running_prefect_server(home) is None
+    check = cache(partial(_check, pipeline, server_starts=server_starts))  # each depth once
+    if not (is_repeated := _is_repeated(pipeline, home)):
+        check("files")  # what is refused leaves nothing in the home, so no server is started before
+    imports = partial(_import_packages, is_repeated=is_repeated, server_starts=server_starts)
     with prefect_server(home, check=check, while_starting=imports) as url:
         from grpo.evaluation.report import read_report
         from grpo_cli.console import show_progress
@@ -65,20 +66,24 @@ def train(
         raise typer.Exit(REFUSED)
 
 
-def _check(config: PipelineConfig, depth: Depth) -> None:
-    """Make the checks of the flow before it, so that they take none of the time after the server's start."""
+def _check(config: PipelineConfig, depth: Depth, *, server_starts: bool) -> None:
+    """Make the checks of the flow before it, while the server starts. The flow makes only the rest of them.
+
+    If the server runs already, there is nothing to wait for, so the flow makes the checks that import torch or MLflow.
+    """
     from grpo_local import preflight
 
-    preflight.check(config, depth=depth)
+    if depth == "files" or server_starts:
+        preflight.check(config, depth=depth)
 
 
-def _import_packages(config: PipelineConfig, home: Path, *, server_starts: bool) -> None:
+def _import_packages(*, is_repeated: bool, server_starts: bool) -> None:
     """Import what the flow needs. A repeated run has cache hits, which need neither PyTorch nor Great Expectations.
 
     If one of its stages is computed nevertheless, it imports them.
     """
     settings.import_packages("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
-    if not _is_repeated(config, home):
+    if not is_repeated:
         settings.import_packages(*settings.LEARNER)
         if server_starts:  # the import takes three seconds, in which the server starts
             settings.import_packages("great_expectations")
@@ -87,7 +92,7 @@ def _import_packages(config: PipelineConfig, home: Path, *, server_starts: bool)
 def _is_repeated(config: PipelineConfig, home: Path) -> bool:
     """True if the last report of this run has the same code and settings, except for its gates, which a run completes.
 
-    Its config was not refused then, and its stages are cache hits.
+    Its config was not refused then, so the server is started before the checks, and its stages are cache hits.
     """
     import yaml
 

@@ -37,7 +37,7 @@ from grpo.storage.schemas import MIGRATION, mlflow_schema, require_newest
 from grpo.storage.signing import key_name
 from grpo_local.login import CLIENT, PASSWORD, USERNAME, Server, login, login_file
 from grpo_local.managed_process import port_is_free
-from grpo_local.schemas import ADDRESS, prefect_database, prefect_schema
+from grpo_local.schemas import EXAMPLE, database_variable, prefect_database, prefect_schema
 from grpo_local.server_answers import NAMES, UnusableServer, served_version
 from grpo_local.servers import mlflow_service, prefect_service
 
@@ -195,7 +195,7 @@ def check_records(home: Path) -> Iterator[CheckResult]:
             detail, _, remedy = str(error).partition(". ")
             yield _store_check("prefect", detail, remedy, wrong_input=True)
         else:
-            yield _check_database("prefect", uri, setting=ADDRESS)
+            yield _check_database("prefect", uri, setting=database_variable())
     try:
         check_not_moved(os.environ[MLFLOW])
     except ConfigError as error:
@@ -295,8 +295,8 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
     except (SQLAlchemyError, TypeError, ValueError) as error:
         if isinstance(error, (ArgumentError, NoSuchModuleError)):
             detail = f"{setting}={masked(uri)!r} is not an address of a database or a server"
-            server = "http://HOST:PORT of a server, or " if setting == MLFLOW else ""
-            remedy = f"Set it to {server}postgresql://USER:PASSWORD@HOST/NAME of a database"
+            mlflow = "http://HOST:PORT of a server, or postgresql://USER:PASSWORD@HOST/NAME"
+            remedy = f"Set it to {mlflow if setting == MLFLOW else EXAMPLE} of a database"
             return _store_check(name, detail, remedy, wrong_input=True)
         detail = f"{masked(uri)}: {masked(str(error).strip().splitlines()[0], known=uri)}"
         wrong_input = not isinstance(error, OperationalError)

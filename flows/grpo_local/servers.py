@@ -117,16 +117,15 @@ def prefect_server(
     Args:
         home: Home of the server.
         for_pages: True if the server is started for its pages, and not only for a run.
-        check: Called with `files` first and with `all` after `while_starting`, while a new server starts. What it
-            raises stops that server again. PREFECT_API_URL is set only if the user has set it, because a new server
-            does not answer yet.
+        check: Called with `files` first, and with `all` after `while_starting`, while a new server starts. What it
+            raises stops that server again. PREFECT_API_URL is not set then, because a new server does not answer yet.
+            If the user has set it, the server runs, and `check` is called only with `files`.
         while_starting: Called between the two checks, with the address of the server in the environment.
 
     """
     if url := os.environ.get("PREFECT_API_URL"):
         check("files")
         while_starting()
-        check("all")
         yield url
         return
 

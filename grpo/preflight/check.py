@@ -40,7 +40,7 @@ def check(
     """Raise one error with all faults, or return the config as the run uses it: models pinned, metric of gates chosen.
 
     It takes seconds, loads no weights and leaves no files behind. With `depth="files"` only the checks that need
-    neither torch nor MLflow are made, because the flow of the command makes the others.
+    neither torch nor MLflow are made. A command makes the others later, while its server starts, or in its flow.
 
     Args:
         config: Config of the run.
@@ -70,8 +70,8 @@ def find_faults(
     """Make all checks, see `check`. If several of them meet the same fault, it is named once.
 
     Checks of the table that this config has passed in this process within `RECENT_S` are not made again, because a
-    command makes some of them before it starts its server, and its flow makes the rest. The caller's own checks are
-    always made.
+    command makes them while its server starts, and its flow would make them again. The caller's own checks are always
+    made.
     """
     passed = recently_passed(identity := identity_of(config, purpose=purpose, whole=whole))
     faults: list[Fault] = []

@@ -1,4 +1,4 @@
-"""Memory of the checks that this process has just passed, because a command makes some and its flow makes the rest."""
+"""Memory of the checks that this process has just passed, so that a flow does not make those of its command again."""
 
 from __future__ import annotations
 

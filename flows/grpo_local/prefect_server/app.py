@@ -35,7 +35,8 @@ def _is_prefect_page(path: str) -> bool:
 def serve() -> None:
     """Serve Prefect's API and pages until this process is stopped.
 
-    Raises `ConfigError` if the login is missing, if any origin would be allowed, or if the database has 0 bytes.
+    Raises `ConfigError` if the login is missing, if any origin would be allowed, or if the database has 0 bytes or an
+    address with another driver than an asynchronous one.
     """
     os.environ.setdefault("PREFECT_SERVER_EVENTS_CAUSAL_ORDERING", "grpo_local.prefect_server.event_order")
     os.environ.setdefault("PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED", "events,flow_runs")

@@ -32,6 +32,7 @@ from prefect.server.schemas.responses import SetStateStatus
 from prefect.server.schemas.states import AwaitingRetry, StateType
 from prefect.server.services.perpetual_services import perpetual_service
 
+from grpo.storage.error_lines import one_line
 from grpo_local.automations import RECOVERY, STARTS
 
 logger = logging.getLogger("prefect.server.services.lost_runs")
@@ -41,6 +42,8 @@ GRACE_S = 45
 """Time that automations have for their reaction: several times longer than they take and than events are kept back."""
 _MOST = 200
 """Runs that are checked in one go, the oldest first."""
+_refused: set[UUID] = set()
+"""Crashed runs that could not be scheduled again. Without this set, the log would repeat them in every round."""
 _WAITS = {
     RECOVERY[0]: (StateType.RUNNING, "Running"),
     RECOVERY[1]: (StateType.PENDING, "Pending"),
@@ -64,7 +67,7 @@ async def restart_crashed_runs(
         pools = [pool for automation in automations if automation.enabled for pool in _pools(automation)]
         runs = await session.execute(
             _of_pools(db, sa.select(db.FlowRun.id), pools)
-            .where(*_stays_crashed(db))
+            .where(*_stays_crashed(db), db.FlowRun.id.not_in(_refused))
             .order_by(db.FlowRun.state_timestamp)
             .limit(_MOST)
         )
@@ -72,8 +75,10 @@ async def restart_crashed_runs(
     for run in crashed:
         try:
             await _restart(db, run)
-        except Exception:  # of the database, or of Prefect's rules: the next runs must not wait for this one
-            logger.exception("flow run %s stayed Crashed and cannot be scheduled again. It is tried again", run)
+        except (OSError, sa.exc.SQLAlchemyError):  # the other runs of this round would fail as well
+            raise
+        except Exception as error:  # of Prefect's rules: the next runs must not wait for this one
+            _refuse(run, one_line(error))
 
 
 @perpetual_service(enabled_getter=lambda: True)
@@ -130,7 +135,17 @@ async def _restart(db: PrefectDBInterface, run: UUID) -> None:
     if result.status == SetStateStatus.ACCEPT:
         logger.warning("flow run %s is scheduled again, because it stayed Crashed and no automation reacted", run)
     else:
-        logger.warning("flow run %s stayed Crashed, and Prefect refuses to schedule it: %s", run, result.details)
+        _refuse(run, str(result.details))
+
+
+def _refuse(run: UUID, reason: str) -> None:
+    """Report a run that cannot be scheduled again, once."""
+    _refused.add(run)
+    logger.warning(
+        "flow run %s stayed Crashed and cannot be scheduled again. The server leaves it until it is restarted: %s",
+        run,
+        reason,
+    )
 
 
 def _stays_crashed(db: PrefectDBInterface) -> tuple[sa.ColumnElement[bool], ...]:

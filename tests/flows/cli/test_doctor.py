@@ -100,31 +100,49 @@ def test_a_path_that_cannot_be_used_is_a_problem(tmp_path: Path, monkeypatch: py
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.db", "file"]
 
 
+@pytest.mark.parametrize("variable", ["PREFECT_API_DATABASE_CONNECTION_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL"])
 @pytest.mark.parametrize(
-    ("address", "remedy"),
+    "address",
     [
-        ("postgresql://grpo:secret@db/prefect", "Set it to postgresql+asyncpg://grpo:***@db/prefect"),
-        ("postgresql+psycopg2://grpo:secret@db/prefect", "Set it to postgresql+asyncpg://grpo:***@db/prefect"),
-        ("sqlite:////data/prefect.db", "Set it to sqlite+aiosqlite:////data/prefect.db"),
+        "postgresql://grpo:pa/ss@db/prefect",
+        "postgresql+psycopg2://grpo:pa/ss@db/prefect",
+        "postgresql:grpo:pa/ss@db",
+        "sqlite:////data/prefect.db",
+        "/data/prefect.db",
     ],
 )
 def test_an_address_whose_driver_prefect_cannot_use_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, remedy: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, variable: str
 ):
-    """It is refused without a connection, by `grpo doctor`, by `grpo migrate` and by the server itself."""
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    """It is refused without a connection, by `grpo doctor`, by `grpo migrate` and by the server itself.
+
+    The message names the variable and not the address, because no pattern finds every password.
+    """
+    for name in ("PREFECT_API_URL", "PREFECT_API_DATABASE_CONNECTION_URL"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", address)
+    monkeypatch.setenv(variable, address)
     check = _by_name(check_records(tmp_path))["prefect"]
-    assert (check.state, check.wrong_input, check.remedy) == ("problem", True, remedy)
-    with pytest.raises(ConfigError, match="needs an asynchronous driver"):
+    assert (check.state, check.wrong_input) == ("problem", True)
+    assert check.detail.startswith(f"{variable} does not begin with postgresql+asyncpg:// or sqlite+aiosqlite://")
+    assert check.remedy == "Set it to postgresql+asyncpg://USER:PASSWORD@HOST/NAME or to sqlite+aiosqlite:////PATH"
+    with pytest.raises(ConfigError, match=f"{variable} does not begin with") as refusal:
         list(upgrade(tmp_path, dry_run=True))
+    assert "pa/ss" not in f"{check} {refusal.value}"
+
+
+def test_prefects_server_refuses_a_driver_that_it_cannot_use(monkeypatch: pytest.MonkeyPatch):
+    """In one line, before it connects."""
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql://grpo:secret@db/prefect")
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "grpo:" + "x" * 40)
     monkeypatch.setenv("PREFECT_SERVER_CORS_ALLOWED_ORIGINS", "http://127.0.0.1:4200")
     server = [sys.executable, "-m", "grpo_local.prefect_server.app"]
     ended = subprocess.run(server, capture_output=True, text=True, timeout=120, check=False)
-    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False)
-    assert ended.stderr.splitlines()[-1].endswith(remedy)
+    assert (ended.returncode, "Traceback" in ended.stderr, "secret" in ended.stderr) == (1, False, False)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(
+        "ConfigError: PREFECT_SERVER_DATABASE_CONNECTION_URL does not begin with postgresql+asyncpg:"
+    )
 
 
 @pytest.mark.parametrize("name", ["mlflow", "prefect"])

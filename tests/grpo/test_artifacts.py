@@ -16,7 +16,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from grpo.artifacts import Artifact, ArtifactStore, local_path, store_of
+from grpo.artifacts import Artifact, ArtifactStore, local_path, store_of, stored_artifact
 from grpo.errors import ArtifactError, ConfigError, ErasedError, RemovedError, StorageError
 from grpo.storage.digests import MANIFEST
 from grpo.storage.fetched import user_temp_folder
@@ -393,9 +393,13 @@ def test_a_copy_that_another_process_removes_in_the_same_moment_is_skipped(
     assert away.path(_text(away, "y")).read_text() == "y"
 
 
-def test_the_root_of_a_store_is_its_path_without_the_last_slash(tmp_path: Path):
-    """With any last letter."""
-    assert ArtifactStore(f"{tmp_path}/BOX/").root == f"{tmp_path}/BOX"
+@pytest.mark.parametrize("name", ["BOX", "box "])
+def test_the_root_of_a_store_is_its_path_without_the_last_slash(tmp_path: Path, name: str):
+    """With any last letter, also a blank."""
+    store = ArtifactStore(f"{tmp_path}/{name}/")
+    assert store.root == f"{tmp_path}/{name}"
+    note = _text(store, "x")
+    assert stored_artifact(store, f"note/{note.uri.rsplit('/', 1)[1]}") == note
 
 
 class CountedFileSystem(MemoryFileSystem):

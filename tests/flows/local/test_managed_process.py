@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from grpo.errors import ConfigError, StorageError
-from grpo_local import service as services
+from grpo_local import managed_process as services
 from grpo_local.managed_process import ManagedProcess, port_is_free, recorded_services, reserved_port
 from grpo_local.processes import kill_all, process_identity, processes_with_variable
 from tests.places import ROOT

@@ -199,7 +199,7 @@ def test_the_last_user_stops_it(service: ManagedProcess):
 USER = """
 import sys, time
 from pathlib import Path
-from tests.flows.local.test_service import files
+from tests.flows.local.test_managed_process import files
 with files(Path(sys.argv[1]), int(sys.argv[2])).shared() as url:
     print(url, flush=True)
     time.sleep(600)
@@ -223,7 +223,7 @@ CHILD = """
 import os, sys, time
 from dataclasses import replace
 from pathlib import Path
-from tests.flows.local.test_service import files
+from tests.flows.local.test_managed_process import files
 service = replace(files(Path(sys.argv[1]), int(sys.argv[2])), ends_with_parent=True)
 service.start()
 address = service.wait()

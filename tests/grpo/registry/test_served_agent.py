@@ -19,7 +19,7 @@ from grpo.evaluation.schema import Decision, Evaluation
 from grpo.identity import user_code
 from grpo.policy.transformers.model import load
 from grpo.registry import ModelVersion, Registry
-from grpo.registry.served_agent import served_agent
+from grpo.registry.served_agent import _module, served_agent
 from grpo_tasks.load_base import BaseCheckpoint, load_base
 from grpo_tasks.register import register
 from grpo_tasks.registry import registry as current_registry
@@ -124,6 +124,12 @@ def test_the_agent_of_a_version_is_rebuilt_as_it_was_trained(version: ModelVersi
     assert agent.renderer.tools == tuple(SupportDesk.tools)
     reply = asyncio.run(agent.generate_response("Where is my parcel?"))
     assert reply.startswith("Kiosk: ")
+
+
+def test_a_module_is_named_by_its_file_and_a_package_by_its_folder():
+    """As an import names them."""
+    names = {name: _module(name) for name in ("agent.py", "shop/agent.py", "shop/__init__.py", "shop/desk/__init__.py")}
+    assert list(names.values()) == ["agent", "shop.agent", "shop", "shop.desk"]
 
 
 def test_the_sources_that_it_needs_are_files_of_its_run(version: ModelVersion, tmp_path: Path):

@@ -23,11 +23,6 @@ from mutmut.utils.format_utils import get_mutant_name
 from grpo.rewards.learned.metrics import wilson_interval
 from tests.places import ROOT
 
-REAL_SERVER = (
-    *("a_real_server_refuses_a_handshake_with_the_error", "bodies_are_bounded", "no_bytes_make_the_server_fail"),
-    *("the_client_of_openai_waits_as_long_as_it_is_asked_to", "a_public_path_is_answered_without_its_body"),
-)
-"""Tests of the guard behind uvicorn."""
 PARTS = {
     "algorithms": ("grpo/algorithms", ["tests/grpo/algorithms"]),
     "evaluation": ("grpo/evaluation", ["tests/grpo/evaluation"]),
@@ -56,10 +51,17 @@ PARTS = {
         "grpo/serving/access",
         [
             f"tests/grpo/serving/test_{name}.py"
-            for name in ("budgets", "connections", "guard", "jwt_tokens", "keys", "limits", "preparation")
-        ]
-        # mutmut's wrapper of `__call__` is no coroutine function, so uvicorn takes the guard for another kind of app
-        + [f"--deselect=tests/grpo/serving/test_guard.py::test_{name}" for name in REAL_SERVER],
+            for name in (
+                "budgets",
+                "connections",
+                "guard",
+                "jwt_tokens",
+                "keys",
+                "limits",
+                "preparation",
+                "refused_work",
+            )
+        ],
     ),
     "policy": ("grpo/policy/transformers", ["tests/grpo/policy"]),
     "learner": ("grpo/learner", ["tests/grpo/learner"]),

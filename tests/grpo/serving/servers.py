@@ -16,7 +16,8 @@ def serving(app: ASGIApp) -> Iterator[int]:
     """Serve an app; yields the port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="critical", ws="websockets-sansio", lifespan="off")
+        # with "auto", uvicorn takes an app that is wrapped in a plain function for one of an old interface
+        config = uvicorn.Config(app, log_level="critical", ws="websockets-sansio", lifespan="off", interface="asgi3")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

@@ -118,7 +118,7 @@ def _torch_settings(torch: Any) -> dict[str, _Setting]:
 
 def _thread_settings() -> dict[str, _Setting]:
     """Settings that each thread has for itself, and signal handlers, which only the main thread sets."""
-    torch, numpy = _imported("torch", "set_float32_matmul_precision"), _imported("numpy", "seterr")
+    torch, numpy = _imported("torch"), _imported("numpy")
     settings: dict[str, _Setting] = {}
     if torch is not None:
         settings["torch's computation of gradients"] = _Setting(torch.is_grad_enabled, torch.set_grad_enabled)
@@ -207,7 +207,7 @@ def kept(what: str) -> Iterator[None]:
 
 def _process_settings() -> dict[str, _Setting]:
     """Settings that all threads share. Those of torch are among them as soon as it has been imported."""
-    torch = _imported("torch", "set_float32_matmul_precision")
+    torch = _imported("torch")
     return _PROCESS | ({} if torch is None else _torch_settings(torch))
 
 
@@ -231,7 +231,10 @@ def _restored(settings: Mapping[str, _Setting], before: Mapping[str, Any]) -> tu
     return changed, failures
 
 
-def _imported(name: str, last: str) -> Any | None:
-    """A package that this process has imported, or None. It has the name `last` once its import is complete."""
+def _imported(name: str) -> Any | None:
+    """A package that this process has imported, or None, also while another thread is importing it.
+
+    A package that is half imported has some of its names and lacks others.
+    """
     package = sys.modules.get(name)
-    return package if hasattr(package, last) else None
+    return None if package is None or getattr(package.__spec__, "_initializing", False) else package

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import locale
 import logging
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -218,3 +220,19 @@ def test_a_handler_that_was_not_installed_from_python_is_not_reported_as_set_bac
     with kept("stage score"):
         handlers[signal.SIGHUP] = signal.SIG_IGN  # type: ignore[assignment]
     assert not _lines(caplog)
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_a_package_that_another_thread_is_importing_is_left_alone(monkeypatch: pytest.MonkeyPatch, name: str):
+    """Shards of a rollout run in threads. The first one imports torch, and the second one begins in the middle of it.
+
+    torch has `set_float32_matmul_precision` before it has `set_grad_enabled`.
+    """
+    half = types.ModuleType(name)
+    half.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    half.__spec__._initializing = True  # type: ignore[attr-defined]
+    for early in ("set_float32_matmul_precision", "get_default_dtype", "seterr"):
+        setattr(half, early, None)
+    monkeypatch.setitem(sys.modules, name, half)
+    with kept("stage rollout"):
+        pass

@@ -187,6 +187,6 @@ def _mlflow_refusal(error: BaseException) -> Exception:
 
 
 def _is(error: BaseException, module: str, *names: str) -> bool:
-    """True for an error of one of these types. If a library is not imported, it cannot have raised the error."""
+    """True for an error of one of these types. A library that is not imported, or only half, did not raise it."""
     loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(error, tuple(getattr(loaded, name) for name in names))
+    return loaded is not None and isinstance(error, tuple(getattr(loaded, name, ()) for name in names))

@@ -1,4 +1,4 @@
-"""Memory of the checks that this process has just passed, so that a flow does not make those of its command again."""
+"""Memory of the checks that this process has just passed, so that a flow does not repeat the checks of its command."""
 
 from __future__ import annotations
 

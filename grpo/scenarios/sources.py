@@ -66,14 +66,14 @@ def _dataset(name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """How a kind of source is read. Each function takes the settings of one source."""
+    """Functions that read one kind of source. Each takes the settings of a source."""
 
     read: Callable[[Any], Iterator[SourceRecord]]
     """Its records, lazily."""
     files: Callable[[Any], Iterable[Path]] = lambda source: ()
     """Files that it reads, in a fixed order. Their contents are its identity."""
     identity: Callable[[Any], str] = lambda source: ""
-    """What else identifies its content."""
+    """Text that identifies its content in addition to its files, e.g. the revision of a data set."""
     name: Callable[[Any], str] = lambda source: str(source.path)
     """Path, function, data set or taskset, for messages."""
     pin: Callable[[Any], Any] = lambda source: source

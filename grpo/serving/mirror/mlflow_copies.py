@@ -41,7 +41,7 @@ def mlflow_errors() -> Iterator[None]:
         yield
     except Exception as error:
         loaded = sys.modules.get("mlflow.exceptions")
-        if loaded is not None and isinstance(error, loaded.MlflowException):
+        if loaded is not None and isinstance(error, getattr(loaded, "MlflowException", ())):
             raise RegistryError(f"MLflow refuses: {' '.join(str(error).split())[:300]}") from error
         raise
 

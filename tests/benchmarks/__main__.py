@@ -14,7 +14,7 @@ from tests.benchmarks.parts import PARTS, run
 
 
 def main() -> None:
-    """Measure the parts that were named, or all, and lay the page out anew."""
+    """Measure the parts that were named, or all, and write the page again."""
     chosen = sys.argv[1:] or PARTS
     unknown = sorted(set(chosen) - set(PARTS))
     if unknown:

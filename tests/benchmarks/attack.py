@@ -46,7 +46,7 @@ TEXT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Latency of the honest streams beside one attack."""
+    """Latency of the honest streams during one attack."""
 
     first_token_ms: np.ndarray
     """One value for each turn of the honest streams."""
@@ -65,13 +65,13 @@ def measure() -> Findings:
         unending(clerk)
         with ours(str(clerk), root / "home") as side:
             keys = KeyStore(root / "home" / "keys.json")
-            beside(side, NOBODY, "")
+            attacked_by(side, NOBODY, "")
             for kind, description in KINDS.items():
                 limits = CallerLimits(tokens_per_minute=50) if kind == LIMITED else None
                 calm, attacked = [], []
                 for turn in range(ROUNDS):
-                    calm.append(beside(side, NOBODY, ""))
-                    attacked.append(beside(side, kind, keys.create(f"hostile-{kind}-{turn}", ("chat",), limits)))
+                    calm.append(attacked_by(side, NOBODY, ""))
+                    attacked.append(attacked_by(side, kind, keys.create(f"hostile-{kind}-{turn}", ("chat",), limits)))
                 before, after = (_median_p99([each.first_token_ms for each in played]) for played in (calm, attacked))
                 ratios.append(after / before)
                 healths.append(_p99([each.health_ms for each in attacked]))
@@ -98,8 +98,8 @@ def _median_p99(rounds: list[np.ndarray]) -> float:
     return statistics.median(percentile(values, 99) for values in rounds)
 
 
-def beside(side: Side, kind: str, key: str) -> Round:
-    """Play the honest streams and the probes beside an attack."""
+def attacked_by(side: Side, kind: str, key: str) -> Round:
+    """Play the honest streams and the probes during an attack."""
     command = [sys.executable, "-m", "tests.benchmarks.attack_load", kind, str(side.port), side.model, key]
     attack = None
     if kind != NOBODY:

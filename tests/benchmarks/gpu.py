@@ -68,7 +68,7 @@ def measure() -> Findings:
             f"of {SIBLINGS}, prompts of {PROMPT} tokens, {TURNS} turns of {SHORTEST} to {LONGEST} tokens, replies of "
             f"{HEARD}, weights in bfloat16. The limit is what the memory's bandwidth allows: each pass reads the "
             "weights and the keys and values of all conversations once. Step: 8 groups of 8, passes in bfloat16 with "
-            "weights in float32, or also with weights rounded to bfloat16 beside those in float32. New weights: the "
+            "weights in float32, without and with a copy of the weights rounded to bfloat16. New weights: the "
             f"whole rollout of {SWAP_BATCHES} conversations, and with other weights in the middle of a turn, after "
             f"which each conversation is read again. Medians of {REPEATS}, runs alternate. Memory: a model of the "
             f"shape of Qwen2.5-1.5B with random weights, 64 episodes of {gpu_memory.LENGTH} tokens, and what PyTorch "

@@ -1,4 +1,4 @@
-"""On a GPU: a rollout and an update of a 1.5 B model within 8 GB, and the memory of updates beside their estimates."""
+"""On a GPU: a rollout and an update of a 1.5 B model within 8 GB, and updates' memory against its estimates."""
 
 from __future__ import annotations
 

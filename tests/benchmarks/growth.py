@@ -26,7 +26,7 @@ REPEATS = 3
 def trajectories(siblings: int, turns: int, length: int | None = None, *, groups: int = GROUPS) -> list[Sample]:
     """Random tokens in the shape of conversations: a prompt that siblings share, then turns that are said and heard.
 
-    `length` stretches the turns so that a whole trajectory has so many tokens.
+    `length` stretches the turns so that a whole trajectory has this many tokens.
     """
     rng = np.random.default_rng(0)
     turn = TURN if length is None else (length - PROMPT) // (2 * turns)

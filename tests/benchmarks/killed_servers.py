@@ -231,7 +231,7 @@ def errors(
 ) -> list[tuple[int, float]]:
     """Tokens of each turn, and the largest difference of its log-probabilities from the ones of its version.
 
-    With a `shift`, the version that comes so many places later is taken.
+    With a `shift`, the version that many places later is taken.
     """
     names = list(policies)
     turns = [turn for turn in trajectory.turns if turn.message.role == "assistant"]

@@ -99,7 +99,7 @@ def read(folder: Path = INTERNALS) -> dict[str, Section]:
 
 
 def keep(part: str, section: Section, order: Sequence[str], folder: Path = INTERNALS) -> None:
-    """Put a section in the place of the one that its part had, and lay the page out anew, parts in this order.
+    """Put a section in the place of the one that its part had, and write the page again, parts in this order.
 
     What could not be measured here does not replace what was measured elsewhere.
     """

@@ -47,8 +47,8 @@ class RunCost(BaseModel):
 
     wall_s: float
     peak_mib: float
-    beside: bool
-    """It had one thread, beside other work on the machine."""
+    one_thread: bool
+    """It had one thread, because other work ran on the machine."""
     commit: str
 
 
@@ -64,26 +64,26 @@ def measure() -> Findings:
             "SmolLM2-135M-Instruct in float32, all weights trained. Success on held-out scenarios with its Wilson "
             "interval at 95 %, one episode a scenario: of the base, after fine-tuning on demonstrations, and after "
             "GRPO. The time is that of the whole command, conversion of the model and evaluations included; the "
-            "download is not. Where it has a star, the run had one thread, beside other work. A constant reward ends "
+            "download is not. A star marks runs that had one thread, because other work ran. A constant reward ends "
             "the run without a learning signal; a negated one must not help. The peak memory is that of the training "
-            "process; Prefect's server and MLflow are beside it."
+            "process, without Prefect's server and MLflow."
         ),
         tables=(Table(head=HEAD, rows=tuple(_row(name, known.get(name)) for name in RUNS)),),
     )
 
 
-def run(name: str, *, beside: bool) -> None:
+def run(name: str, *, one_thread: bool) -> None:
     """Run one command, with records of its own, unless it was complete; one that failed goes on, and times add up."""
     config, *overrides = RUNS[name]
     records = RECORDS / name.replace(", ", "-").replace(" ", "_")
-    spent = RunCost(wall_s=0.0, peak_mib=0.0, beside=beside, commit=commit())
+    spent = RunCost(wall_s=0.0, peak_mib=0.0, one_thread=one_thread, commit=commit())
     if (records / "cost.json").is_file():
         spent = RunCost.model_validate_json((records / "cost.json").read_bytes())
         if (records / "run" / "report.json").is_file():
             return
     records.mkdir(parents=True, exist_ok=True)
     environment = environment_at(records)
-    environment |= {"PREFECT_SERVER_API_PORT": str(free_port())} | ({"OMP_NUM_THREADS": "1"} if beside else {})
+    environment |= {"PREFECT_SERVER_API_PORT": str(free_port())} | ({"OMP_NUM_THREADS": "1"} if one_thread else {})
     command = [sys.executable, "-m", "grpo_cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
     for override in overrides:
         command += ["--set", override]
@@ -93,7 +93,7 @@ def run(name: str, *, beside: bool) -> None:
         update={
             "wall_s": spent.wall_s + of_command.wall_s,
             "peak_mib": max(spent.peak_mib, of_command.peak_mib),
-            "beside": spent.beside or beside,
+            "one_thread": spent.one_thread or one_thread,
         }
     )
     (records / "cost.json").write_text(cost.model_dump_json())
@@ -109,7 +109,7 @@ def _row(name: str, known: tuple[str, ...] | None) -> tuple[str, ...]:
         return known or (name, "–", "–", "–", absent, "–", "–", "–")
     spent = RunCost.model_validate_json((records / "cost.json").read_bytes())
     cost = (
-        f"{spent.wall_s / 60:.1f} min{'*' if spent.beside else ''}",
+        f"{spent.wall_s / 60:.1f} min{'*' if spent.one_thread else ''}",
         f"{spent.peak_mib:,.0f} MiB",
         spent.commit,
     )
@@ -141,6 +141,8 @@ def _success(part: SliceMetrics) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.real")
     parser.add_argument("name", choices=sorted(RUNS))
-    parser.add_argument("--beside", action="store_true", help="with one thread, beside another run")
+    parser.add_argument(
+        "--one-thread", action="store_true", help="with one thread, because another run needs the other core"
+    )
     arguments = parser.parse_args()
-    run(arguments.name, beside=arguments.beside)
+    run(arguments.name, one_thread=arguments.one_thread)

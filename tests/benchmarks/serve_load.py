@@ -47,11 +47,11 @@ class Load(BaseModel):
     system: str | None = None
     streams: int = 0
     rate: float | None = None
-    """Conversations that begin in a second, beside the streams."""
+    """Conversations that begin in each second, in addition to the streams."""
     turns: int = 4
     max_tokens: int = 32
     vary_tokens: int = 0
-    """Each turn asks for up to so many tokens more or fewer, by chance. If all ask for as many, streams end at once."""
+    """Each turn asks for up to this many tokens more or fewer, by chance, so that streams do not all end at once."""
     long_line: str = ""
     long_every_s: float | None = None
     """Interval of conversations that begin with the long line."""

@@ -101,7 +101,7 @@ def costs(sides: Sequence[Side], seconds: float, warm_s: float) -> tuple[Table, 
             for (name, ratio), bound in zip(ratios.items(), (3.0, 1.0), strict=True)
         ),
         Bar(
-            measure="a scrape of /metrics beside 16 streams, p99",
+            measure="a scrape of /metrics during 16 streams, p99",
             value=percentile(probe_ms(turns, "/metrics"), 99),
             at_most=20,
             unit="ms",

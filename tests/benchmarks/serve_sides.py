@@ -66,7 +66,7 @@ class Side:
 
 
 def long_line(folder: Path, tokens: int) -> str:
-    """Customers' lines of so many tokens together."""
+    """Customers' lines of this many tokens together."""
     tokenizer = load_tokenizer(folder)
     ids: list[int] = tokenizer(" ".join(LINES * 8))["input_ids"][:tokens]
     text: str = tokenizer.decode(ids)

@@ -24,7 +24,7 @@ from tests.haproxy import HAPROXY, haproxy
 
 EVERY_S = 10.0
 VERSIONS = 3
-"""Two stay loaded, so that each of three in turn is loaded anew."""
+"""Two stay loaded, so that each of three in turn is loaded again."""
 _BEFORE_S, _AFTER_S = 3.0, 1.0
 """Time around the first reply of another version that counts as the swap; loading ends before that reply."""
 
@@ -81,7 +81,7 @@ def _swap_bars(turns: Sequence[Turn], moves: Sequence[tuple[float, str]]) -> lis
             at_least=len(moves) - 1,
         ),
         Bar(
-            measure=f"errors of {len(turns):,} requests meanwhile, without a retry",
+            measure=f"errors of {len(turns):,} requests during the swaps, without a retry",
             value=sum(turn.error is not None for turn in turns),
             at_most=0,
         ),

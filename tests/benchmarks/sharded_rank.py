@@ -46,7 +46,7 @@ def main(folder: Path, rank: int, size: int, lora: LoraSettings | None) -> None:
     seconds: dict[str, float] = {}
 
     def measured(phase: str, act: Callable[[], TransformersPolicy | None]) -> TransformersPolicy | None:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark begins anew
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark starts again
         began = time.perf_counter()
         result = act()
         seconds[phase] = time.perf_counter() - began

@@ -41,7 +41,7 @@ class Speed:
     """Seconds of a turn outside of the batch, in which other turns go on: connections, and the caller's own work."""
 
     def step(self, turns: int) -> float:
-        """Seconds of a step with so many turns."""
+        """Seconds of a step with this many turns."""
         return self.step_s + self.further_s * (turns - 1)
 
 
@@ -92,7 +92,7 @@ class Server:
         self._changes = 0
 
     def ask(self, reads: int, tokens: int, done: Callable[[], None]) -> _Turn:
-        """Begin a turn that has to read so many tokens. `done` is called at its end."""
+        """Begin a turn that has to read this many tokens. `done` is called at its end."""
         turn = _Turn(reads, tokens, done)
         self._count()
         self._line.append(turn)

@@ -98,7 +98,7 @@ async def rate(sampler: TurnSampler, prompt: list[int], grammar: str | None, see
 async def compare() -> None:
     """Free and constrained rounds in turn in the sampler of an engine, whose free turns do not stop either.
 
-    Masks are computed beside the forward pass. Where another core is free the ratio of tokens a second shows what is
+    Masks are computed during the forward pass. If another core is free, the ratio of tokens a second shows what is
     left of their cost, and where all cores have other work that of the cores' own time: it does not depend on the load.
     What the server adds is the same for both, so that its ratio is nearer to 1.
     """

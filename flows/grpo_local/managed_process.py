@@ -126,7 +126,8 @@ class ManagedProcess:
         if process is None:
             return None
         url = self._recorded_address()
-        return url if not url or (_listens(process, url) and _answers(f"{url}{path}")) else None
+        # The request comes first: it is refused at once while the process starts, and `_listens` reads all of /proc.
+        return url if not url or (_answers(f"{url}{path}") and _listens(process, url)) else None
 
     def start(self) -> str:
         """Start it, unless it lives. Returns its address.

@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[int]:
     """Serve an app; yields the port."""
+
+    async def call_app(scope: Scope, receive: Receive, send: Send) -> None:
+        """The app with a signature that uvicorn can read, also in a mutation run, which wraps its methods."""
+        await app(scope, receive, send)
+
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        # with "auto", uvicorn takes an app that is wrapped in a plain function for one of an old interface
-        config = uvicorn.Config(app, log_level="critical", ws="websockets-sansio", lifespan="off", interface="asgi3")
+        config = uvicorn.Config(call_app, log_level="critical", ws="websockets-sansio", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

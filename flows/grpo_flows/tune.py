@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import threading
@@ -10,12 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import optuna
 import yaml
-from optuna.exceptions import StorageInternalError
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
@@ -27,11 +26,10 @@ from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
 from grpo.identity.cache_identity import RunInputs, run_settings, short_digest
 from grpo.identity.code import code_digest
-from grpo.storage.error_lines import one_line
 from grpo.storage.home import home
 from grpo.storage.locks import file_lock
 from grpo.tuning.document import BEST, StudyDocument, best_yaml
-from grpo.tuning.storage import open_storage
+from grpo.tuning.storage import open_storage, repeat_until_answered
 from grpo.tuning.study import open_study
 from grpo.tuning.study import search as search_study
 from grpo.tuning.study_summary import StudySummary, summarize_study
@@ -44,8 +42,6 @@ from grpo_tasks.split import SplitResult
 from grpo_tasks.study_report import report_study, study_record
 from grpo_tasks.validation_split import validation_split
 from grpo_tasks.write_served import with_written_data
-
-logger = logging.getLogger(__name__)
 
 _NOT_IDENTITY = {"name", "n_trials", "parallel", "storage", "heartbeat_s"}
 """Settings for the number of trials and the place where they run. They do not change a trial."""
@@ -129,19 +125,9 @@ def _run_trials(
     progress.report("trials", 0, config.n_trials)
     if _track(config, study, tracker).ended >= config.n_trials:
         return
-    is_away = False
     with _trial_workers(config, study.study_name, url, start, lock) as futures:
         while not all(future.state.is_final() for future in futures):
-            try:
-                _track(config, study, tracker)
-                is_away = False
-            except StorageInternalError as error:  # an error would end all workers with their trials
-                if not is_away:
-                    logger.warning(
-                        "the study's storage does not answer: %s. Its trials go on, and it is asked until it does",
-                        one_line(error.__cause__ or error),
-                    )
-                is_away = True
+            repeat_until_answered(partial(_track, config, study, tracker))
             time.sleep(_POLL_S)
     if _track(config, study, tracker).ended < config.n_trials:
         for future in futures:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import optuna
 from optuna.distributions import (
@@ -27,7 +28,14 @@ from grpo.config.base import Settings
 from grpo.config.search_space import Dimension, SearchSpace, Value, get_value
 from grpo.config.tuning import HPOConfig
 from grpo.errors import ConfigError, Diverged
-from grpo.tuning.storage import RETRIES, begin_trial, fail_stale_trials, heartbeat, record_first_heartbeats
+from grpo.tuning.storage import (
+    RETRIES,
+    begin_trial,
+    fail_stale_trials,
+    heartbeat,
+    record_first_heartbeats,
+    repeat_until_answered,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,27 +91,40 @@ def search(
     """Run trials until `n_trials` of the study have ended. Several searches may share a study.
 
     `turn` is a lock for the start of a trial, so that parallel searches do not start one too many. If a search has no
-    trial to start, it waits for the trials of the others, and retries them if their search crashes.
+    trial to start, it waits for the trials of the others, and retries them if their search crashes. While the storage
+    does not answer, trials go on, and what they report is recorded afterwards.
     """
     distributions = {path: _distribution(dimension) for path, dimension in space.items()}
     known: set[int] = set()
-    while True:
+
+    def is_complete() -> bool:
+        return sum(map(has_ended, study.get_trials(deepcopy=False))) >= config.n_trials
+
+    def begin_next() -> Trial | None:
+        """The next trial, unless enough are complete or running."""
         with turn or nullcontext():
             fail_stale_trials(study)
             trials = study.get_trials(deepcopy=False)
             record_first_heartbeats(storage, trials, known)
-            ended = sum(map(has_ended, trials))
-            if ended >= config.n_trials:
-                return
             running = sum(trial.state == TrialState.RUNNING for trial in trials)
-            trial = None
-            if ended + running < config.n_trials:
-                study.sampler = _sampler(config, started=len(trials))
-                trial = begin_trial(study, distributions)
-        if trial is None:
-            time.sleep(_PAUSE_S)
-        else:
+            if sum(map(has_ended, trials)) + running >= config.n_trials:
+                return None
+            study.sampler = _sampler(config, started=len(trials))
+            return begin_trial(study, distributions)
+
+    def revive() -> None:
+        """Record a heartbeat for all running trials, because none could be recorded during the outage."""
+        known.clear()
+        record_first_heartbeats(storage, study.get_trials(deepcopy=False), known)
+
+    while True:
+        trial = repeat_until_answered(begin_next, after_outage=revive)
+        if trial is not None:
             _run_trial(study, config, trial, runner, storage)
+        elif repeat_until_answered(is_complete):
+            return
+        else:
+            time.sleep(_PAUSE_S)
 
 
 def has_ended(trial: FrozenTrial) -> bool:
@@ -135,9 +156,10 @@ def _run_trial(
             try:
                 for step, evaluation in enumerate(evaluations, start=1):
                     reward = _finite(evaluation.reward, step)
-                    trial.report(reward, step)
-                    trial.set_user_attr(NUMBERS, dict(evaluation.numbers))
-                    if config.pruning and step < config.intermediate_evals and trial.should_prune():
+                    repeat_until_answered(partial(trial.report, reward, step))
+                    repeat_until_answered(partial(trial.set_user_attr, NUMBERS, dict(evaluation.numbers)))
+                    may_be_pruned = config.pruning and step < config.intermediate_evals
+                    if may_be_pruned and repeat_until_answered(trial.should_prune):
                         state = TrialState.PRUNED
                         break
                 if step == 0:
@@ -146,11 +168,14 @@ def _run_trial(
                 raise
             except Exception as error:  # the error of a trial is its result
                 logger.warning("trial %d failed: %s: %s", trial.number, type(error).__name__, error)
-                trial.set_user_attr(REASON, f"{type(error).__name__}: {error}"[:2000])
+                reason = f"{type(error).__name__}: {error}"[:2000]
+                repeat_until_answered(partial(trial.set_user_attr, REASON, reason))
                 state = TrialState.FAIL
-            trial.set_user_attr(SECONDS, round(time.perf_counter() - started, 3))
+            seconds = round(time.perf_counter() - started, 3)
+            repeat_until_answered(partial(trial.set_user_attr, SECONDS, seconds))
         values = reward if state == TrialState.COMPLETE else None
-        study.tell(trial, values, state=state)
+        # skipped if it is finished, because the answer to the first of two tries may have been lost
+        repeat_until_answered(partial(study.tell, trial, values, state=state, skip_if_finished=True))
     except UpdateFinishedTrialError:
         logger.warning("trial %d missed its heartbeats and is retried. This attempt ends", trial.number)
 

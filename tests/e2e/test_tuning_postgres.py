@@ -1,4 +1,4 @@
-"""A study on PostgreSQL: shared by processes, gone on with after a kill -9."""
+"""A study on PostgreSQL: shared by processes, continued after a kill -9 and after an outage of the database."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ SEARCHER = textwrap.dedent("""
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """One PostgreSQL for this file."""
-    with postgres() as running:
+    with postgres(durable=True) as running:
         yield running
 
 
@@ -74,3 +75,20 @@ def test_two_processes_share_a_study_and_a_killed_ones_trial_is_tried_again(clus
     assert (found.ended, found.count("complete")) == (6, 6)
     assert [trial.params for trial in found.trials].count(found.trials[0].params) == 2
     assert found.best_reward == 2 * max(float(trial.params["beta"]) for trial in found.trials)  # type: ignore[arg-type]
+
+
+def test_a_database_that_is_away_for_longer_than_the_grace_period_costs_no_trial(cluster: Cluster, tmp_path: Path):
+    """Two processes report after the outage what their trials found in it, and no trial counts as crashed."""
+    url = cluster.database("outage")
+    with searcher(url, tmp_path, 3.0) as one, searcher(url, tmp_path, 3.0) as other:
+        for process in (one, other):
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("begun")
+        cluster.stop()
+        time.sleep(10)  # six heartbeats of a second are the grace period
+        cluster.start()
+        for process in (one, other):
+            process.communicate(timeout=240)
+        assert (one.returncode, other.returncode) == (0, 0)
+    summary = summarize_study(optuna.load_study(study_name="s", storage=url))
+    assert [trial.state for trial in summary.trials] == ["complete"] * 6

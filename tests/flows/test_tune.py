@@ -11,7 +11,9 @@ from typing import Any
 import optuna
 import pytest
 from optuna.exceptions import StorageInternalError
+from sqlalchemy.exc import OperationalError
 
+from grpo.tuning import storage
 from grpo_flows import tune
 
 
@@ -20,12 +22,12 @@ def test_a_storage_that_restarts_ends_no_trial(
 ):
     """Two looks fail while a trial goes on. An error would end all workers with the hours of their trials."""
     study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'tuning.db'}")
-    failures, looks = [StorageInternalError("an exception is raised"), StorageInternalError("again")], list[bool]()
+    failures, looks = [OperationalError("SELECT 1", {}, OSError("the server closed it"))] * 2, list[bool]()
     read = study.get_trials
 
     def get_trials(**options: Any) -> Any:
         if looks and failures:
-            raise failures.pop(0)
+            raise StorageInternalError("an exception is raised") from failures.pop()
         return read(**options)
 
     def is_final() -> bool:
@@ -41,8 +43,9 @@ def test_a_storage_that_restarts_ends_no_trial(
     monkeypatch.setattr(study, "get_trials", get_trials)
     monkeypatch.setattr(tune, "_trial_workers", workers)
     monkeypatch.setattr(tune, "_POLL_S", 0.0)
+    monkeypatch.setattr(storage, "_OUTAGE_PAUSE_S", 0.0)
     config, tracker = SimpleNamespace(n_trials=1), SimpleNamespace(add=lambda trial: False)
     tune._run_trials(config, study, tracker, url="", start="", lock=tmp_path)  # type: ignore[arg-type]
-    assert looks == [False, False, True]
+    assert looks == [False, True]
     lines = [line for line in caplog.messages if "the study's storage does not answer" in line]
     assert len(lines) == 1, "one for the outage"

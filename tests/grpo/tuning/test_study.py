@@ -6,10 +6,14 @@ import math
 import threading
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
+from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
+from sqlalchemy import event
+from sqlalchemy.exc import DataError, OperationalError
 
 from grpo.config.search_space import SearchSpace, Value
 from grpo.config.tuning import HPOConfig
@@ -190,6 +194,54 @@ def test_a_heartbeat_that_fails_is_followed_by_the_next_one(tmp_path: Path, monk
     with heartbeat(store, 7):
         assert second.wait(240)
     assert set(beats) == {7}
+
+
+@pytest.mark.parametrize(
+    "statement", ["INSERT INTO trials", "trial_values", "trial_user_attributes", "UPDATE trials", ""]
+)
+def test_a_storage_that_is_away_for_a_while_costs_no_trial(
+    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Two statements fail, of a kind or the first ones of a trial. The study is that of a search without an outage."""
+    monkeypatch.setattr("grpo.tuning.storage._OUTAGE_PAUSE_S", 0.0)
+    store = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=60)
+    study = open_study(CONFIG, space(), BASE, name="s", storage=store)
+    failures = [OSError("the server closed the connection")] * 2
+    has_begun = bool(statement)
+
+    def interrupt(*arguments: Any) -> None:
+        if statement in arguments[2] and "heartbeat" not in arguments[2] and has_begun and failures:
+            raise OperationalError(arguments[2], {}, failures.pop())
+
+    def runner(number: int, values: dict[str, Value]) -> Generator[IntermediateEvaluation, None, None]:
+        nonlocal has_begun
+        has_begun = True
+        yield from hill(number, values)
+
+    event.listen(store.engine, "before_cursor_execute", interrupt)
+    config = CONFIG.model_copy(update={"n_trials": 4, "pruning": False})
+    search(study, config, space(), runner, storage=store)
+    assert not failures
+    expected = run(hill, n_trials=4, pruning=False).trials
+    ended = summarize_study(study).trials
+    assert [(trial.params, trial.state, trial.intermediate_evals) for trial in ended] == [
+        (trial.params, trial.state, trial.intermediate_evals) for trial in expected
+    ]
+    lines = [line for line in caplog.messages if "the study's storage does not answer: OSError" in line]
+    assert len(lines) == (statement != "INSERT INTO trials"), "one for the outage. Optuna repeats this statement itself"
+
+
+def test_a_value_that_the_storage_refuses_is_an_error_at_once(tmp_path: Path):
+    """Repeated, it would be refused for ever."""
+    store = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=60)
+
+    def refuse(*arguments: Any) -> None:
+        raise DataError(arguments[2], {}, ValueError("value too long"))
+
+    study = open_study(CONFIG, space(), BASE, name="s", storage=store)
+    event.listen(store.engine, "before_cursor_execute", refuse)
+    with pytest.raises(StorageInternalError):
+        search(study, CONFIG, space(), hill, storage=store)
 
 
 @pytest.mark.parametrize("beats", [0, 1])

@@ -131,10 +131,7 @@ def env() -> None:
     from grpo_local.login import CLIENT, login, login_variables
     from grpo_local.servers import mlflow_service, prefect_service
 
-    url = prefect_service(home).address()
-    if url is None:
-        raise ConfigError(f"no Prefect server of {home} is running. Start it with grpo up")
-    variables = {"PREFECT_API_URL": url, CLIENT: login(home, "prefect")}
+    variables = {"PREFECT_API_URL": prefect_service(home).require_address(), CLIENT: login(home, "prefect")}
     if (tracking := mlflow_service(home).address()) is not None:
         variables |= {"MLFLOW_TRACKING_URI": tracking, **login_variables(home, "mlflow")}
     variables |= {name: os.environ[name] for name in ("NO_PROXY", "no_proxy") if name in os.environ}

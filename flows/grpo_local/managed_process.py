@@ -129,6 +129,17 @@ class ManagedProcess:
         # The request comes first: it is refused at once while the process starts, and `_listens` reads all of /proc.
         return url if not url or (_answers(f"{url}{path}") and _listens(process, url)) else None
 
+    def require_address(self) -> str:
+        """Its address. Raises `ConfigError` if it does not run, or if it runs and does not answer."""
+        if (url := self.address(self.started_path)) is not None:
+            return url
+        if (process := self.process()) is None:
+            raise ConfigError(f"no {self.name} server of {self.home} is running. Start it with grpo up")
+        raise ConfigError(
+            f"the {self.name} server of {self.home}, process {process.pid}, runs and does not answer. See {self.log}. "
+            "Stop it with grpo down"
+        )
+
     def start(self) -> str:
         """Start it, unless it lives. Returns its address.
 
@@ -176,7 +187,11 @@ class ManagedProcess:
             raise ConfigError(f"port {self.port} on {self.host} is in use by another program. {self.remedy}")
 
     def wait(self) -> str:
-        """Wait until it has started, and return its address. If it does not start, the error names its log."""
+        """Wait until it has started, and return its address.
+
+        If it does not start, the error names its log, and it is stopped. If another command has started it, it is left,
+        because others may use it: it may only be paused, or starved by a machine that swaps.
+        """
         deadline = time.monotonic() + self.start_timeout_s
         while (url := self.address(self.started_path)) is None:
             if self.process() is None:
@@ -186,7 +201,8 @@ class ManagedProcess:
                 full = storage_error(cause, str(self.home))
                 raise full or ConfigError(f"{self.name} ended at its start: {self.last_line()}. See {self.log}")
             if time.monotonic() > deadline:
-                self.stop()
+                if (process := self.process()) is not None and process.pid in _children:
+                    self.stop()
                 raise TimeoutError(f"{self.name} did not answer within {self.start_timeout_s:.0f} s. See {self.log}")
             time.sleep(0.1)
         return url

@@ -178,6 +178,39 @@ def test_an_answer_of_another_program_on_its_port_is_not_taken_for_its_own(servi
     other.stop(at_once=True)
 
 
+def test_a_paused_service_of_another_command_is_left(service: ManagedProcess, monkeypatch: pytest.MonkeyPatch):
+    """Others may use it. A command that only looks for it is told that it hangs, and not that there is none."""
+    service.start()
+    service.wait()
+    process = service.process()
+    assert process is not None
+    monkeypatch.setattr(services, "_children", {})
+    process.suspend()
+    try:
+        with pytest.raises(ConfigError, match=rf"process {process.pid}, runs and does not answer.*grpo down"):
+            service.require_address()
+        with pytest.raises(TimeoutError, match="files did not answer within 1 s"):
+            replace(service, start_timeout_s=1.0).wait()
+    finally:
+        process.resume()
+    assert service.wait() == service.require_address() == service.url
+    assert service.process() == process
+    service.stop()
+    with pytest.raises(ConfigError, match=r"no files server of .* is running"):
+        service.require_address()
+
+
+def test_a_service_that_does_not_answer_at_its_start_is_stopped(tmp_path: Path):
+    """By the command that has started it."""
+    silent = ManagedProcess(
+        name="silent", home=tmp_path, arguments=("timeit", "-n1", "import time; time.sleep(600)"), port=own_port()
+    )
+    silent.start()
+    with pytest.raises(TimeoutError, match="silent did not answer within 1 s"):
+        replace(silent, start_timeout_s=1.0).wait()
+    assert silent.process() is None
+
+
 def test_a_service_that_ends_at_its_start_names_its_log(tmp_path: Path):
     """The log has its error."""
     service = ManagedProcess(name="broken", home=tmp_path, arguments=("no_such_module",), port=own_port())

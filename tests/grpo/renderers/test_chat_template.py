@@ -9,6 +9,7 @@ import pytest
 from grpo.errors import PolicyError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.tokenizer import load_tokenizer
+from grpo.renderers.chat_format import ChatFormat
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.time_limit import time_limit
 
@@ -48,6 +49,24 @@ def test_control_tokens_in_user_text_are_ordinary_characters(renderer: Renderer)
     stop = renderer.stop_id
     assert ids.count(stop) == harmless.count(stop)
     assert renderer.tokenizer.decode(ids).count("<|end|>") == harmless.count(stop) + 2
+
+
+def test_the_tokens_of_messages_are_counted_without_those_of_the_template(renderer: Renderer):
+    """Texts and calls, each encoded by itself."""
+    texts = ["my order 12", "", str(CALL.tool_calls[0]), "hello there"]
+    expected = sum(len(renderer.tokenizer.tokenize(text)) for text in texts)
+    assert renderer.count_tokens((USER, CALL, REPLY)) == expected > 5
+
+
+def test_a_chat_format_is_described_in_one_line():
+    """With all parts that are rendered in the generic form."""
+    chat_format = ChatFormat(
+        form="JSON", added=("tools", "results", "reasoning"), one_call=True, later_system=False, without_user=True
+    )
+    assert str(chat_format) == (
+        "tools in a block of the system message, calls in the template's own form (JSON), one call a turn; "
+        "generic as well: results, reasoning; a later system message is refused; a conversation without a user is read"
+    )
 
 
 def test_an_encoded_call_parses_to_the_same_call(renderer: Renderer):

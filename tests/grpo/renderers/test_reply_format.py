@@ -8,7 +8,7 @@ import pytest
 from grpo.messages import Message, Tool, ToolCall
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.python_calls import PythonCalls
-from grpo.renderers.reply_format import HERMES
+from grpo.renderers.reply_format import HERMES, ReplyFormat
 from grpo.renderers.tool_formats import JsonCalls, Marks, NamedCalls
 from grpo.strict_json import encode
 from tests.grpo.renderers import published
@@ -113,6 +113,14 @@ def test_reasoning_is_apart_from_the_reply():
     ids = begun.tokenizer("a b\n</think>\n\nyes")["input_ids"]
     assert begun.parse_reply(ids) == Message(role="assistant", content="yes", reasoning="a b")
     assert begun.parse_reply(ids[:3]) == Message(role="assistant", content="", reasoning="a b")
+
+
+def test_calls_that_are_not_parsed_stay_in_the_content():
+    """Of an agent without tools. Reasoning and the texts around the content are removed as in other replies."""
+    call = '<tool_call>{"name": "look_up", "arguments": {}}</tool_call>'
+    form = ReplyFormat(reasoning=("<think>", "</think>"), around=("<a>", "</a>"), calls=HERMES.calls)
+    parsed = form.parse_content(f"<think>a b</think><a>yes {call}</a>")
+    assert parsed == Message(role="assistant", content=f"yes {call}", reasoning="a b")
 
 
 def test_channels_of_harmony_are_reasoning_content_and_calls():

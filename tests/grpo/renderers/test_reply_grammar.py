@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,6 +145,39 @@ def test_a_schema_is_written_as_python_writes_json(grammars: Grammars, tokenizer
     assert not allows('{"a": 1e999, "b": "x"}')
     assert not allows('{"b": "x", "a": 1.5}')
     assert not allows('{"a": 1.5, "b": "x", "c": 1}')
+
+
+def test_a_bound_that_excludes_0_keeps_the_other_bound(grammars: Grammars, tokenizer: PreTrainedTokenizerBase):
+    """llguidance allows 0 for bounds that are less than 1 apart."""
+    number = {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}
+    grammar = reply_grammar(HERMES, ReplyShape(schema=number), tokenizer, reasons=False, begun=False)
+
+    def allows(text: str) -> bool:
+        matcher = grammars.matcher(grammar)
+        taken = matcher.consume_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return bool(taken and matcher.is_accepting())
+
+    assert [text for text in ("0", "0.0", "0.4", "0.5", "0.6", "-0.4") if allows(text)] == ["0.4", "0.5"]
+
+
+def test_the_header_of_a_reply_follows_its_reasoning(grammars: Grammars, tokenizer: PreTrainedTokenizerBase):
+    """Some families write one between the reasoning and the call."""
+    form = replace(form_of(SPACED, ("<think>", "</think>")), header="<answer>")
+    shape = ReplyShape(calls=CALLS, has_text=False)
+    grammar = reply_grammar(form, shape, tokenizer, reasons=True, begun=False)
+    call = f'<fn>\n{{"name": "look_up", "arguments": {ARGUMENTS}}}\n</fn>'
+    allowed = []
+    for text in (f"<think>a b</think>\n\n<answer>{call}", f"<think>a b</think>\n\n{call}"):
+        matcher = grammars.matcher(grammar)
+        taken = matcher.consume_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+        allowed.append(bool(taken and matcher.is_accepting()))
+    assert allowed == [True, False]
+
+
+def test_words_about_a_text_are_no_keywords_that_calls_cannot_keep(tokenizer: PreTrainedTokenizerBase):
+    described = {"type": "string", "title": "Order", "description": "Its number", "default": "1"}
+    schema = {"type": "object", "properties": {"order": described}, "required": ["order"]}
+    assert reply_grammar(form_of(TAGGED), ReplyShape(calls={"look_up": schema}), tokenizer, reasons=False, begun=False)
 
 
 def test_a_schema_cannot_set_options_of_the_library(grammars: Grammars, tokenizer: PreTrainedTokenizerBase):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from grpo.config.serving import ServerSettings
-from grpo.serving.access.connections import Connections, admit, default_connections
+from grpo.serving.access.connections import Connections, _Delivered, _delivered, admit, default_connections
 from grpo.serving.access.uvicorn_protocols import FIRST_FRAME_BYTES, HEAD_BYTES, PIPELINED, HandshakeLoop
 from grpo.serving.server import uvicorn_config
 from tests import waiting
@@ -463,3 +464,13 @@ def test_the_default_leaves_files_to_the_server():
     most = default_connections()
     assert 16 <= most <= 8192
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(soft, most)
+
+
+def test_a_connection_whose_socket_tells_nothing_has_only_what_waits():
+    """One that was closed, one of Unix, and a transport without a socket."""
+    closed, (unix, other) = socket.socket(), socket.socketpair()
+    closed.close()
+    with unix, other:
+        for known in (closed, unix, None):
+            transport = SimpleNamespace(get_extra_info={"socket": known}.get, get_write_buffer_size=lambda: 7)
+            assert _delivered(transport) == _Delivered(acknowledged=0, waiting=7)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from websockets.sync.client import connect
 from grpo.config.serving import CallerLimits
 from grpo.serving.access.callers import Caller
 from grpo.serving.access.connections import ADMIT
-from grpo.serving.access.guard import Authenticator, Guard
+from grpo.serving.access.guard import Authenticator, Guard, closing
 from grpo.serving.access.jwt_tokens import TokenVerifier
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.access.limits import Limiter
@@ -293,6 +293,20 @@ def _post(body: bytes, secret: str, *headers: str, path: str = "/v1/feedback") -
 
 def _chunked(body: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:7], body[7:])) + b"0\r\n\r\n"
+
+
+def test_a_response_that_closes_its_connection_says_so_once():
+    """In the start of the response and in small letters, as ASGI asks for."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(dict(message))
+
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]}
+    body = {"type": "http.response.body", "body": b""}
+    for message in (start, body):
+        asyncio.run(closing(send)(message))
+    assert sent == [{**start, "headers": [(b"a", b"b"), (b"connection", b"close")]}, body]
 
 
 def test_bodies_are_bounded(keys: KeyStore):

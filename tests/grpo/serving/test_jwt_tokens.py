@@ -105,6 +105,14 @@ def test_a_token_with_a_wrong_claim_is_refused(changes: dict[str, Any], reason: 
         _shared().caller(_by_hand({"alg": "HS256", "typ": "JWT"}, _claims(**changes), SECRET.encode()))
 
 
+def test_clocks_may_differ_by_the_leeway():
+    """The token expired 20 seconds ago by this clock."""
+    token = jwt.encode(_claims(exp=time.time() - 20), SECRET, algorithm="HS256")
+    assert _shared(leeway_s=3600.0).caller(token).name == "ann"
+    with pytest.raises(TokenError, match="expired"):
+        _shared().caller(token)
+
+
 @pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "", None, ["HS256"], "HS512"])
 def test_a_token_cannot_choose_its_algorithm(algorithm: object):
     """None, with an empty signature, or one that is not listed."""
@@ -197,10 +205,12 @@ def test_a_key_comes_from_a_variable_or_a_file(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ValidationError, match="Name one of the two"):
         TokenSettings(**TOKENS, key_file=str(tmp_path / "key.pem"))
     (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for given, reason in (
         ({"key_variable": "NO_SUCH"}, "environment variable NO_SUCH is empty"),
         ({"key_file": str(tmp_path / "empty")}, "empty is empty"),
         ({"key_file": str(tmp_path / "none")}, "none cannot be read: No such file"),
+        ({"key_file": str(tmp_path / "binary")}, "binary cannot be read: it is not UTF-8"),
     ):
         with pytest.raises(ConfigError, match=reason):
             read_key(TokenSettings(**issuer, **given))

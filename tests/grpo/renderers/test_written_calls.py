@@ -129,11 +129,19 @@ def test_a_malformed_call_beside_a_good_one_keeps_the_good_one_in_each_family(na
         "I write <tool_call> to call a tool.",
         "The mark is `<tool_call>`, then JSON, then `</tool_call>`.",
         'A "<tool_call>".',
+        '"<tool_call>" x</tool_call>',
     ],
 )
 def test_a_mention_of_the_marker_is_prose(text: str):
     """A marker in quotes, and one that nothing closes and no call follows."""
     assert HERMES.parse(text) == Message(role="assistant", content=text)
+
+
+def test_calls_are_read_up_to_the_64th_malformed_one():
+    """A reply of nothing but marks would otherwise be searched for each of them."""
+    bad = "<tool_call>?</tool_call>"
+    assert HERMES.parse(bad * 63 + GOOD).tool_calls == (CALL,)
+    assert HERMES.parse(bad * 64 + GOOD).tool_calls == ()
 
 
 def test_a_call_that_breaks_off_at_its_marker_is_malformed():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import psutil
+import pytest
 from transformers import LlamaConfig
 
 from grpo.config.serving import EngineSettings
 from grpo.learner.estimates.model_sizes import ModelSizes
-from grpo.learner.estimates.servers_memory import servers_memory
+from grpo.learner.estimates.servers_memory import free_memory, servers_memory
 
 CONFIG = LlamaConfig(
     hidden_size=8,
@@ -37,3 +41,24 @@ def test_conversations_without_a_slot_are_kept_up_to_a_bound():
     engine = EngineSettings()
     memory = servers_memory(_sizes(), 1, episodes=10_000_000, max_context=200)
     assert memory.cache == engine.concurrency * 100 * 64 + engine.prefix_cache_bytes
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"),
+    [
+        (None, None, (3_000, 8_000)),
+        (None, 100, (3_000, 8_000)),
+        (5_000, None, (3_000, 8_000)),
+        (9_000, 100, (3_000, 8_000)),
+        (5_000, 4_000, (1_000, 5_000)),
+        (5_000, 100, (3_000, 5_000)),
+    ],
+)
+def test_the_memory_of_a_container_is_its_limit(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None, used: int | None, expected: tuple[int, int]
+):
+    """3,000 of the 8,000 bytes of the machine are free, and never more. A limit above 8,000 bounds nothing."""
+    numbers = {"memory.max": limit, "memory.current": used}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=8_000, available=3_000))
+    monkeypatch.setattr("grpo.learner.estimates.servers_memory._kernel_number", lambda file: numbers[file.name])
+    assert free_memory() == expected

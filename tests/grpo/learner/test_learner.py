@@ -159,7 +159,9 @@ def test_the_entropy_bonus_flattens_the_policy(policy: TransformersPolicy):
     """With the bonus alone, entropy rises."""
     samples = [replace(s, advantages=np.zeros_like(s.advantages)) for s in make_samples(policy)]
     learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2, entropy_coefficient=1.0))
-    first = learner.step(samples, whole(samples), on_policy=False)["entropy"]
+    metrics = learner.step(samples, whole(samples), on_policy=False)
+    assert {"ratio", "clip_share", "masked_share", "loss", "tokens"} <= metrics.keys()
+    first = metrics["entropy"]
     for _ in range(3):
         last = learner.step(samples, whole(samples), on_policy=False)["entropy"]
     assert last > first

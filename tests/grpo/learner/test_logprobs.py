@@ -12,6 +12,7 @@ from grpo.config.training import TrainingSettings
 from grpo.errors import RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.logprobs import (
+    check_mismatch,
     check_ratio,
     compute_logprobs,
     log_distributions,
@@ -143,6 +144,15 @@ def test_the_mismatch_is_a_mean_over_tokens():
     half, quarter = float(np.log(0.5)), float(np.log(0.25))
     samples = [_sample([half, half], [quarter, half]), _sample([quarter], [half])]
     assert mismatch_kl(samples) == pytest.approx(0.5 / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("distance", [0.51, float("inf"), float("nan")])
+def test_a_sampler_that_is_too_far_from_the_policy_is_refused(distance: float):
+    """More than `max_mismatch_kl`. The bound itself is allowed."""
+    settings = TrainingSettings(importance_sampling_cap=2.0, max_mismatch_kl=0.5)
+    check_mismatch(0.5, settings)
+    with pytest.raises(RatioError, match=r"more than training.max_mismatch_kl 0\.5"):
+        check_mismatch(distance, settings)
 
 
 def test_the_distance_to_a_reference_is_a_mean_over_tokens_of_all_passes(policy: TransformersPolicy):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
@@ -269,3 +270,7 @@ def test_nodes_need_a_private_folder_and_a_named_network(nodes: Path, monkeypatc
     with pytest.raises(ConfigError, match=r"^GLOO_SOCKET_IFNAME is not set, so training.nodes 2 would use any network"):
         check_devices(TrainingSettings(nodes=2))
     check_devices(TrainingSettings())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    with pytest.raises(ConfigError, match=r"^NCCL_SOCKET_IFNAME is not set"):
+        check_devices(TrainingSettings(nodes=2))

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.sft import ServedDemonstrations, WrittenDemonstrations
+from grpo.environments.environment import Environment
 from grpo.errors import DataError
-from grpo.learner.offline.demonstrations import read_demonstrations, with_system_prompt
+from grpo.learner.offline.demonstrations import read_demonstrations, with_agent_prompt, with_system_prompt
 from grpo.log import LoggedConversation, ServingLog, append
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.readers.served import served_snapshot
@@ -212,3 +216,15 @@ def test_the_system_prompt_is_that_of_the_environment_unless_there_is_one():
     assert with_system_prompt((QUESTION, ANSWER), "desk")[0] == Message(role="system", content="desk")
     assert with_system_prompt((system, QUESTION, ANSWER), "desk") == (system, QUESTION, ANSWER)
     assert with_system_prompt((QUESTION, ANSWER), "") == (QUESTION, ANSWER)
+
+
+def test_the_instructions_of_an_agent_stand_before_the_environments_prompt():
+    """They may depend on the conversation."""
+
+    class Counting(MultiTurnAgent):
+        def instructions(self, messages: Sequence[Message], context: Mapping[str, Any]) -> list[str]:
+            return [f"{len(messages)} messages", ""]
+
+    environment = cast(Environment, SimpleNamespace(system_prompt="desk"))
+    conversation = with_agent_prompt((QUESTION, ANSWER), Counting(), environment)
+    assert conversation == (Message(role="system", content="2 messages\n\ndesk"), QUESTION, ANSWER)

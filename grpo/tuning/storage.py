@@ -158,7 +158,7 @@ def heartbeat(storage: BaseStorage, trial_id: int) -> Iterator[None]:
                 if not is_away:
                     logger.warning("no heartbeat of trial %d was recorded: %s", trial_id, one_line(error))
                 is_away = True
-            if done.wait(min(interval, _OUTAGE_PAUSE_S) if is_away else interval):
+            if done.wait(_OUTAGE_PAUSE_S if is_away else interval):
                 return
 
     thread = threading.Thread(target=beat, name=f"heartbeat-{trial_id}", daemon=True)

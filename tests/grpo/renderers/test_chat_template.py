@@ -330,6 +330,17 @@ def test_a_template_that_fails_later_is_named_with_the_roles_up_to_there(tiny_fo
     )
 
 
+def test_a_template_that_leaves_out_a_later_message_is_named_with_the_roles(tiny_folder: Path):
+    """It forgets what the user writes from the 80th message on, in one of the conversations of the check."""
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>"
+        "{% if loop.index0 < 80 or m.role != 'user' %}{{ m.content }}{% endif %}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    with pytest.raises(PolicyError, match="leaves out the user message in messages of user"):
+        Renderer(load_tokenizer(tiny_folder, chat_template=template))
+
+
 def test_a_template_sees_which_turns_call_functions(renderer: Renderer):
     """One that writes a line behind a turn with calls of type function writes it there and nowhere else."""
     renderer.tokenizer.chat_template = (

@@ -341,6 +341,19 @@ def test_a_template_that_leaves_out_a_later_message_is_named_with_the_roles(tiny
         Renderer(load_tokenizer(tiny_folder, chat_template=template))
 
 
+def test_a_template_of_two_models_ends_turns_with_the_token_of_each(tiny_folder: Path):
+    """What is known of a template is kept for the special tokens that it is rendered with."""
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    first, second = (load_tokenizer(tiny_folder, chat_template=template) for _ in range(2))
+    second.eos_token = "<|tool|>"
+    assert first.eos_token != second.eos_token
+    for tokenizer in (first, second):
+        assert Renderer(tokenizer).stop_id == tokenizer.eos_token_id
+
+
 def test_a_template_sees_which_turns_call_functions(renderer: Renderer):
     """One that writes a line behind a turn with calls of type function writes it there and nowhere else."""
     renderer.tokenizer.chat_template = (

@@ -11,7 +11,9 @@ from grpo.errors import DataError, PolicyError
 from grpo.learner.offline.read_back import check_read_back
 from grpo.messages import Message, Tool, ToolCall
 from grpo.renderers.chat_template import Renderer
+from grpo.renderers.reply_format import ReplyFormat
 from grpo.renderers.reply_grammar import ReplyShape
+from grpo.renderers.trial import unread_reply
 from tests.grpo.renderers import published
 from tests.grpo.renderers.conversations import LOOK_UP, reply, result, user
 
@@ -221,3 +223,14 @@ def test_a_template_that_shows_only_the_last_messages_is_refused_when_it_is_chos
     """However many these are, up to those of a long conversation: sampled tokens would leave the context."""
     with pytest.raises(PolicyError, match="rewrites earlier turns when a user message follows"):
         _renderer(STRICT.replace("in messages %}", "in messages[-60:] %}"))
+
+
+def test_a_reply_in_reasoning_that_the_prompt_has_opened_is_read():
+    """The template renders what follows the opening mark. A turn that it does not render is named."""
+    form = ReplyFormat(reasoning=("<think>", "</think>"), around=("", ""), calls=None)
+
+    def render(message: Message) -> str:
+        return f"{message.reasoning or ''}</think>{message.content}"
+
+    assert unread_reply(form, render, reasons=True, begun=True) is None
+    assert unread_reply(form, lambda message: None, reasons=True, begun=True) == "a text"

@@ -61,8 +61,8 @@ def open_study(
 ) -> optuna.Study:
     """Open the study of this name, or create it with the values of the base config as the first trial.
 
-    If the base is not within the search space, there is no such trial. If it is, the best trial is at least as good as
-    the base.
+    If the base is within the search space, the best trial is therefore at least as good as the base. Otherwise the
+    study begins with drawn values.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(

@@ -97,7 +97,7 @@ class _Server:
 
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    """What happened while episodes were played."""
+    """Record of the episodes, swaps and kills of a measurement."""
 
     begun: int = 0
     complete: list[tuple[Trajectory, tuple[PolicySpan, ...]]] = field(default_factory=list)

@@ -49,10 +49,10 @@ DEMONSTRATIONS = 16
 HEADING = "## Tools of published benchmarks\n"
 TEXT = (
     "Written by `python -m tests.benchmarks.published` ({here}). SmolLM2-135M-Instruct on held-out tasks, one episode "
-    f"each at temperature 1, at most {MAX_TURNS} turns of {MAX_NEW_TOKENS} tokens. A task succeeds if the state of the "
-    "world and the answers of the tools are those of the published calls. `prompt` is the median number of tokens that "
-    "the model reads before its first reply. `calls` are replies with a well-formed call, and `valid` those of them "
-    "that a tool executed without an error."
+    f"each at temperature 1, at most {MAX_TURNS} turns of {MAX_NEW_TOKENS} tokens. A task succeeds if the "
+    "world ends in the same state, and the tools answered the same, as with the published calls. `prompt` is the "
+    "median number of tokens that the model reads before its first reply. `calls` are replies with a well-formed "
+    "call. `valid` is the number of these calls that a tool executed without an error."
 )
 HEAD = (
     "task",
@@ -151,7 +151,7 @@ def play(
 
 
 def row(task: str, policy: str, scenarios: Sequence[Scenario], played: Sequence[Trajectory]) -> tuple[str, ...]:
-    """How far the episodes got."""
+    """A row of the table: success, and the expected calls that the episodes made."""
     first, made, expected, calls, replies, valid = 0, 0, 0, 0, 0, 0
     for scenario, episode in zip(scenarios, played, strict=True):
         answers = [turn.message for turn in episode.turns if turn.message.role == "assistant"]

@@ -63,8 +63,8 @@ def measure() -> Findings:
         text=(
             "SmolLM2-135M-Instruct in float32, all weights trained. Success on held-out scenarios with its Wilson "
             "interval at 95 %, one episode a scenario: of the base, after fine-tuning on demonstrations, and after "
-            "GRPO. The time is that of the whole command, conversion of the model and evaluations included; the "
-            "download is not. A star marks runs that had one thread, because other work ran. A constant reward ends "
+            "GRPO. The time is of the whole command, with the conversion of the model and the evaluations, without "
+            "the download. A star marks runs that had one thread, because other work ran. A constant reward ends "
             "the run without a learning signal; a negated one must not help. The peak memory is that of the training "
             "process, without Prefect's server and MLflow."
         ),

@@ -3,7 +3,7 @@
 python -m tests.benchmarks.serve_load < load.json > turns.json
 
 A closed loop has a number of streams, each of which plays one conversation after another on a connection of its own. An
-open loop starts conversations at a rate, whatever the server answers. Times are those of the monotonic clock, which all
+open loop starts conversations at a rate, whatever the server answers. Times come from the monotonic clock, which all
 processes of a machine share.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import tempfile
@@ -24,8 +25,6 @@ from tests.ports import own_port  # noqa: E402
 
 os.environ.update(settings.home_variables(HOME))  # each process of the tests has its own, whatever it inherits
 os.environ["PREFECT_SERVER_API_PORT"] = str(own_port())
-# collect as often as Python does, so that a socket that a test leaves open is found in that test and not in a later one
-settings.collect_rarely = lambda: None
 settings.apply()
 
 
@@ -46,6 +45,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage() -> Iterator[None]:
+    """Collect the garbage of a file, so that a socket that a test leaves open is found in that file.
+
+    What is left is not looked at again: a full collection of all that a worker imports takes half a second.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

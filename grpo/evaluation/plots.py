@@ -74,6 +74,8 @@ _SIDES: tuple[tuple[Callable[[PairedComparison], Interval], str, str, int], ...]
 """Champion and candidate of a comparison: accessor, label, colour, and direction of the offset."""
 
 _CURVE_INCHES = (3.5, 2.2)
+_CURVE_MARGINS = {"left": 0.17, "right": 0.985, "top": 0.93}
+_TICKS_INCHES, _LEGEND_ROW_INCHES = 0.26, 0.165
 _LEGEND_COLUMNS = 2
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MIN_LOSS_AXIS = 0.05  # a run without losses shows a flat line on a 5 % axis, not noise blown up
@@ -248,14 +250,19 @@ def _curve(
     share: bool = False,
     top: float | None = None,
 ) -> str:
-    """SVG of lines over iterations. Several lines get a legend below."""
+    """SVG of lines over iterations. Several lines get a legend below.
+
+    Its margins are fixed, because a layout that measures all texts takes as long as the drawing itself.
+    """
+    legend_rows = math.ceil(len(lines) / _LEGEND_COLUMNS) if len(lines) > 1 else 0
+    bottom = (_TICKS_INCHES + _LEGEND_ROW_INCHES * legend_rows) / _CURVE_INCHES[1]
 
     def draw(axes: Axes) -> None:
         _draw_lines(axes, iterations, lines, share=share, top=top)
-        if len(lines) > 1:
-            axes.figure.legend(loc="outside lower left", ncols=_LEGEND_COLUMNS)
+        if legend_rows:
+            axes.figure.legend(loc="lower left", ncols=_LEGEND_COLUMNS)
 
-    return svg(name, label, draw, _CURVE_INCHES)
+    return svg(name, label, draw, _CURVE_INCHES, margins={**_CURVE_MARGINS, "bottom": bottom})
 
 
 def _draw_lines(
@@ -291,14 +298,24 @@ def _draw_lines(
         axes.set_yticks(_QUARTERS)
 
 
-def svg(name: str, label: str, draw: Callable[[Axes], None], inches: tuple[float, float]) -> str:
+def svg(
+    name: str,
+    label: str,
+    draw: Callable[[Axes], None],
+    inches: tuple[float, float],
+    *,
+    margins: Mapping[str, float] | None = None,
+) -> str:
     """Figure in the common style as an inline `<svg>` element without namespaces or external addresses.
 
     Its width follows the page, its colours the page's variables. `name` salts the ids, which are unique in a page.
+    `margins` are the edges of the plot as shares of the figure. If there are none, they are fitted to the texts.
     """
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        drawn = Figure(figsize=inches, layout="constrained")
+        drawn = Figure(figsize=inches, layout="constrained" if margins is None else None)
         draw(drawn.add_subplot())
+        if margins is not None:
+            drawn.subplots_adjust(**margins)
         buffer = io.StringIO()
         drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     drawing = buffer.getvalue()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ is mostly compilation. A garbage collection during the rendering may take a seco
 RENDER_MESSAGE_S = 0.01
 """Further seconds per message. The published templates take up to 0.002."""
 _CACHED = 4096
+_TEMPLATES = 16
 _SHOWN = 16  # messages whose roles an error names
 
 
@@ -33,14 +35,24 @@ class TemplateTimeout(PolicyError):
 
 
 class ChatTemplate:
-    """A chat template with a tokenizer's special tokens and a set of tools."""
+    """A chat template with a tokenizer's special tokens and a set of tools.
+
+    Templates that are equal in these share their renderings, because a run makes a renderer in each of its stages.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, tools: Sequence[Tool] = ()) -> None:
         self.tokenizer = tokenizer
         self.source = source
         self._given = tuple(tools)
         self._tools = [tool.to_template() for tool in tools] or None
-        self.render = lru_cache(maxsize=_CACHED)(self._render)
+        self._key = type(tokenizer), source, str(sorted(tokenizer.special_tokens_map.items())), str(self._tools)
+        self._cached = _renderings(self)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChatTemplate) and self._key == other._key
 
     def with_source(self, source: str) -> ChatTemplate:
         """Template with another source for the same tokenizer and tools."""
@@ -76,27 +88,46 @@ class ChatTemplate:
             "or set policy.chat_template"
         )
 
-    def _render(self, shapes: tuple[MessageShape, ...], generate: bool) -> str:
+    def render(self, shapes: tuple[MessageShape, ...], generate: bool) -> str:
         """Text of a conversation with slots, up to the start of an assistant turn if `generate`."""
-        return self.render_messages(template_messages(shapes), generate)
+        with self._failures([shape.role for shape in shapes]):
+            return self._cached(shapes, generate)
 
     def render_messages(self, messages: Sequence[dict[str, Any]], generate: bool) -> str:
         """Like `render`, but from messages in the format of chat templates."""
-        render = self.tokenizer.apply_chat_template
-        try:
-            with time_limit(RENDER_S + RENDER_MESSAGE_S * len(messages)):
-                return str(
-                    render(
-                        list(messages),
-                        tools=self._tools,
-                        chat_template=(DATE_MACRO if "strftime_now" in self.source else "") + self.source,
-                        tokenize=False,
-                        add_generation_prompt=generate,
-                    )
+        with self._failures([message["role"] for message in messages]):
+            return self._render(messages, generate)
+
+    def _render(self, messages: Sequence[dict[str, Any]], generate: bool) -> str:
+        with time_limit(RENDER_S + RENDER_MESSAGE_S * len(messages)):
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=self._tools,
+                    chat_template=(DATE_MACRO if "strftime_now" in self.source else "") + self.source,
+                    tokenize=False,
+                    add_generation_prompt=generate,
                 )
+            )
+
+    @contextmanager
+    def _failures(self, roles: Sequence[str]) -> Iterator[None]:
+        """Raise errors of a rendering as `TemplateFailure` and `TemplateTimeout`."""
+        try:
+            yield
         except Exception as error:
-            roles = ", ".join(message["role"] for message in messages[-_SHOWN:])
-            roles += f", after {len(messages) - _SHOWN} others" if len(messages) > _SHOWN else ""
+            shown = ", ".join(roles[-_SHOWN:])
+            shown += f", after {len(roles) - _SHOWN} others" if len(roles) > _SHOWN else ""
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             refusal = TemplateTimeout if isinstance(error, TimeoutError) else TemplateFailure
-            raise refusal(self._refusal(f"fails on messages of {roles}: {reason}")) from error
+            raise refusal(self._refusal(f"fails on messages of {shown}: {reason}")) from error
+
+    def rendering(self) -> Callable[[tuple[MessageShape, ...], bool], str]:
+        """A cache of renderings by the shapes of a conversation."""
+        return lru_cache(maxsize=_CACHED)(lambda shapes, generate: self._render(template_messages(shapes), generate))
+
+
+@lru_cache(maxsize=_TEMPLATES)
+def _renderings(template: ChatTemplate) -> Callable[[tuple[MessageShape, ...], bool], str]:
+    """Cached renderings of a template, and of all that are equal to it."""
+    return template.rendering()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from grpo.artifacts import Artifact
@@ -38,30 +37,6 @@ def perturbed(model: PreTrainedModel) -> PreTrainedModel:
         for parameter in other.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     return other
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights of a checkpoint by name."""
-    return load_file(folder / "model.safetensors")
-
-
-def largest_difference(left: Path, right: Path) -> float:
-    """Largest difference of a weight of two checkpoints."""
-    first, second = weights(left), weights(right)
-    assert first.keys() == second.keys()
-    return max(float((first[name] - second[name]).abs().max()) for name in first)
-
-
-def share_of_the_step(left: Path, right: Path, start: Path) -> float:
-    """Distance of two policies (2-norm) as a share of the step that the first has made from `start`.
-
-    Adam divides a gradient by its own size. Where that is below Adam's epsilon (1e-8), the order of additions
-    alone moves a weight by percents of the learning rate: no bound holds for the largest weight, one does for all.
-    """
-    first, second, base = weights(left), weights(right), weights(start)
-    apart = sum(float((first[name] - second[name]).square().sum()) for name in first)
-    step = sum(float((first[name] - base[name]).square().sum()) for name in first)
-    return (apart / step) ** 0.5
 
 
 @pytest.hookimpl(tryfirst=True)

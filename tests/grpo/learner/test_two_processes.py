@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from grpo.config.training import TrainingSettings
 from grpo.errors import NoLearningSignal
@@ -22,15 +21,8 @@ from grpo.learner.update import update
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.tables import write_trajectories
-from tests.grpo.learner.conftest import (
-    BASE,
-    DeskRollout,
-    distilled_update,
-    largest_difference,
-    perturbed,
-    share_of_the_step,
-    weights,
-)
+from tests.checkpoint_weights import largest_difference, share_of_the_step, weights
+from tests.grpo.learner.conftest import BASE, DeskRollout, distilled_update, perturbed
 
 SHARDED = {"processes": 2, "sharding": "sharded"}
 
@@ -51,8 +43,8 @@ def _update(desk: DeskRollout, target: Path, *, parent: Path | None = None, **se
     return result.metrics
 
 
-def _adapters(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "adapter_model.safetensors")
+def _assert_the_same_step(left: Path, right: Path, start: Path) -> None:
+    assert share_of_the_step(weights(left), weights(right), weights(start)) < 3e-4
 
 
 def test_uneven_shards_agree_on_the_entropy_threshold(desk_rollout: DeskRollout, tmp_path: Path):
@@ -61,7 +53,7 @@ def test_uneven_shards_agree_on_the_entropy_threshold(desk_rollout: DeskRollout,
     alone = _update(desk_rollout, tmp_path / "one", **settings)
     shared = _update(desk_rollout, tmp_path / "two", **settings, **SHARDED)
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
-    assert largest_difference(tmp_path / "one", tmp_path / "two") < 1e-4
+    _assert_the_same_step(tmp_path / "one", tmp_path / "two", desk_rollout.base)
 
 
 def test_adapters_of_a_sharded_base_are_trained_as_in_one_process(desk_rollout: DeskRollout, tmp_path: Path):
@@ -76,11 +68,11 @@ def test_adapters_of_a_sharded_base_are_trained_as_in_one_process(desk_rollout: 
     model_cache._policies.clear()
     _update(desk_rollout, tmp_path / "of-two", parent=tmp_path / "two", **settings)
     _update(desk_rollout, tmp_path / "of-one", parent=tmp_path / "one", **settings, **SHARDED)
-    for first, second in (("one", "two"), ("of-two", "of-one")):
-        alone, shared = _adapters(tmp_path / first), _adapters(tmp_path / second)
-        for name, tensor in alone.items():
-            torch.testing.assert_close(shared[name], tensor, rtol=0, atol=1e-6)
-        assert max(float(tensor.abs().max()) for name, tensor in alone.items() if "lora_B" in name) > 9e-5
+    first, second = weights(tmp_path / "one"), weights(tmp_path / "two")
+    untrained = {name: tensor if "lora_A" in name else torch.zeros_like(tensor) for name, tensor in first.items()}
+    assert share_of_the_step(first, second, untrained) < 3e-4
+    assert largest_difference(first, untrained) > 9e-5
+    _assert_the_same_step(tmp_path / "of-two", tmp_path / "of-one", tmp_path / "two")
 
 
 def test_two_processes_with_passes_in_bfloat16_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_path: Path):
@@ -92,7 +84,7 @@ def test_two_processes_with_passes_in_bfloat16_reach_the_weights_of_one(desk_rol
     one = _update(desk, tmp_path / "one", **settings)
     two = _update(desk, tmp_path / "two", **settings, **SHARDED)
     assert two.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-4)
-    assert share_of_the_step(tmp_path / "one", tmp_path / "two", desk.base) < 3e-4
+    _assert_the_same_step(tmp_path / "one", tmp_path / "two", desk.base)
     assert {tensor.dtype for tensor in weights(tmp_path / "two").values()} == {torch.float32}
     assert read_state(tmp_path / "two").dtype == "bfloat16"
     assert load(tmp_path / "two").hash == read_state(tmp_path / "two").policy_hash
@@ -111,7 +103,7 @@ def test_two_processes_with_shares_of_the_weights_distil_as_one(desk_rollout: De
     assert one.taught_share is not None
     assert 0.5 < one.taught_share < 1
     assert (two.taught_share, two.teacher_kl) == pytest.approx((one.taught_share, one.teacher_kl), rel=1e-4)
-    assert share_of_the_step(tmp_path / "one", tmp_path / "two", desk_rollout.base) < 3e-4
+    _assert_the_same_step(tmp_path / "one", tmp_path / "two", desk_rollout.base)
 
 
 @pytest.mark.parametrize("sharding", ["sharded", "replicated"])
@@ -119,15 +111,15 @@ def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_p
     """Gloo on the CPU, each with its part of the batch: the same step, up to the order of additions."""
     alone = _update(desk_rollout, tmp_path / "one", learning_rate=5e-4)
     shared = _update(desk_rollout, tmp_path / "two", learning_rate=5e-4, processes=2, sharding=sharding)
-    assert share_of_the_step(tmp_path / "one", tmp_path / "two", desk_rollout.base) < 3e-4
-    assert largest_difference(tmp_path / "one", desk_rollout.base) > 1e-4
+    _assert_the_same_step(tmp_path / "one", tmp_path / "two", desk_rollout.base)
+    assert largest_difference(weights(tmp_path / "one"), weights(desk_rollout.base)) > 1e-4
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
     assert shared.tokens == alone.tokens
     # and one process goes on from the moments that two have left, to the same weights as from its own
     for first, then in (("one", "three"), ("two", "four")):
         parent = tmp_path / first
         _update(desk_rollout, tmp_path / then, parent=parent, learning_rate=5e-4, ratio_tolerance=10.0)
-    assert share_of_the_step(tmp_path / "three", tmp_path / "four", tmp_path / "one") < 3e-4
+    _assert_the_same_step(tmp_path / "three", tmp_path / "four", tmp_path / "one")
 
 
 def test_an_error_of_a_worker_is_raised_as_its_own_class(desk_rollout: DeskRollout, tmp_path: Path):

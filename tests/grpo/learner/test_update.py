@@ -29,7 +29,8 @@ from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.tables import write_trajectories
-from tests.grpo.learner.conftest import BASE, DeskRollout, largest_difference, weights
+from tests.checkpoint_weights import share_of_the_step, weights
+from tests.grpo.learner.conftest import BASE, DeskRollout
 from tests.waiting import until
 
 SPACED = """
@@ -84,7 +85,8 @@ def test_activation_checkpointing_gives_the_same_weights(desk_rollout: DeskRollo
     """It changes the memory, not the result; dropout stays off."""
     _update(desk_rollout, tmp_path / "plain")
     _update(desk_rollout, tmp_path / "less", gradient_checkpointing=True)
-    assert largest_difference(tmp_path / "plain", tmp_path / "less") < 1e-6
+    plain, less = weights(tmp_path / "plain"), weights(tmp_path / "less")
+    assert share_of_the_step(plain, less, weights(desk_rollout.base)) < 3e-4
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

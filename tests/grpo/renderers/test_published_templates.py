@@ -31,6 +31,18 @@ SILENT = "{%- set enable_thinking = false %}\n"
 FORGED = "<|im_end|> <|eot_id|> <tool_call> </think> [INST] [/INST] <|end|> <|channel|> <end_of_turn> <｜Assistant｜>"
 
 
+@pytest.fixture(scope="module", params=EXTENDED)
+def name(request: pytest.FixtureRequest) -> str:
+    """A template. Pytest calls all tests of one before those of the next, so that they share what is rendered."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def renderer(name: str) -> Renderer:
+    """Renderer of a template with a tool."""
+    return Renderer(published.of_family(name), tools=(LOOK_UP,))
+
+
 def _check_extension(renderer: Renderer, conversation: Sequence[Message]) -> None:
     """The tokens, turn by turn, begin those of the whole, which has no more than an end of the conversation after."""
     ids, _ = renderer.tokenize_conversation(conversation)
@@ -50,17 +62,15 @@ def _check_parsing(renderer: Renderer, conversation: Sequence[Message]) -> None:
             assert (parsed.content, parsed.tool_calls, parsed.malformed) == (message.content, message.tool_calls, None)
 
 
-@pytest.mark.parametrize("name", EXTENDED)
-def test_a_conversation_is_extended_as_the_template_renders_it(name: str):
+def test_a_conversation_is_extended_as_the_template_renders_it(name: str, renderer: Renderer):
     """With a system message, a call and its result, with white space at the ends of texts, and with reasoning."""
-    tokenizer = published.of_family(name)
-    for tools, conversation in (((), TALK), ((LOOK_UP,), ERRAND), ((LOOK_UP,), LONG_ERRAND)):
-        renderer = Renderer(tokenizer, tools=tools)
-        reasoned = without_reasoning(conversation) if not renderer.reasons else conversation
-        _check_extension(renderer, reasoned)
-        _check_parsing(renderer, reasoned)
-        if renderer.reasons and not renderer.begins_reasoning:
-            _check_extension(renderer, without_reasoning(conversation))
+    without_tools = Renderer(published.of_family(name))
+    for used, conversation in ((without_tools, TALK), (renderer, ERRAND), (renderer, LONG_ERRAND)):
+        reasoned = without_reasoning(conversation) if not used.reasons else conversation
+        _check_extension(used, reasoned)
+        _check_parsing(used, reasoned)
+        if used.reasons and not used.begins_reasoning:
+            _check_extension(used, without_reasoning(conversation))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -95,10 +105,10 @@ def test_reasoning_is_turned_off_in_the_template(name: str):
 
 
 @pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("name", EXTENDED)
-def test_texts_become_no_control_tokens(name: str, special: bool):
+def test_texts_become_no_control_tokens(name: str, renderer: Renderer, special: bool):
     """A system message, a user's and a tool's with tokens of many families, whether these are special or added."""
-    renderer = Renderer(published.of_family(name, special=special), tools=(LOOK_UP,))
+    if not special:
+        renderer = Renderer(published.of_family(name, special=False), tools=(LOOK_UP,))
     forged = FORGED + "".join(sorted(renderer.tokenizer.get_added_vocab()))
     controls = set(renderer.tokenizer.get_added_vocab().values())
 
@@ -112,30 +122,24 @@ def test_texts_become_no_control_tokens(name: str, special: bool):
     assert count(f"a {forged} z") == count("a z")
 
 
-@pytest.mark.parametrize("name", EXTENDED)
-def test_a_prompt_states_the_tools(name: str):
+def test_a_prompt_states_the_tools(renderer: Renderer):
     """Name, description and parameters, with a system message and without."""
-    renderer = Renderer(published.of_family(name), tools=(LOOK_UP,))
     for opening in ((), (system("Be brief."),)):
         prompt = renderer.tokenizer.decode(renderer.build_prompt((*opening, user("hello"))))
         assert all(text in prompt for text in ("look_up", "Find an order", "order", "most", "hello"))
         assert not opening or "Be brief." in prompt
 
 
-@pytest.mark.parametrize("name", EXTENDED)
-def test_two_messages_of_a_user_in_a_row_are_both_read(name: str):
+def test_two_messages_of_a_user_in_a_row_are_both_read(renderer: Renderer):
     """As the template renders them, or as one message; and so is a result with a message after it."""
-    renderer = Renderer(published.of_family(name), tools=(LOOK_UP,))
     assert "second" in renderer.tokenizer.decode(renderer.build_prompt((user("first"), user("second"))))
     bridge = renderer.tokenizer.decode(renderer.build_continuation(ERRAND[:3], (ERRAND[3], user("and 13?"))))
     assert "price" in bridge
     assert "and 13?" in bridge
 
 
-@pytest.mark.parametrize("name", EXTENDED)
-def test_a_malformed_call_is_answered(name: str):
+def test_a_malformed_call_is_answered(renderer: Renderer):
     """The reply is kept with the reason, and the error that follows is rendered as a result."""
-    renderer = Renderer(published.of_family(name), tools=(LOOK_UP,))
     text = renderer.decode(renderer.encode_reply(ERRAND[2]))
     broken = text.replace("look_up", "", 1) if "{" not in text else text.replace("{", "", 1).replace('":', "", 1)
     parsed = renderer.parse_text(broken)

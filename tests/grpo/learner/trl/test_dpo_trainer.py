@@ -15,6 +15,7 @@ from grpo.errors import ConfigError, DataError, NoLearningSignal
 from grpo.learner.trl.dpo_trainer import TokenizedPair, make_preference_pairs, train_dpo
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.trajectories import Trajectory, TrajectoryGroup
+from tests.checkpoint_weights import share_of_the_step, weights_of
 from tests.doubles import make_trajectory
 from tests.grpo.learner.conftest import perturbed
 
@@ -149,11 +150,14 @@ def test_tokens_outside_the_loss_mask_have_no_gradient(policy: TransformersPolic
 
 def test_the_step_does_not_depend_on_the_passes(policy: TransformersPolicy):
     """One pass of three pairs, or one a pair, gives the same weights."""
-    whole, cut = policy, TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
+    start, whole, cut = (
+        copy.deepcopy(policy.model),
+        policy,
+        TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer),
+    )
     fit(whole, make_pairs(), rate=1e-3)
     fit(cut, make_pairs(), rate=1e-3, max_tokens=64)
-    for left, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
-        assert torch.allclose(left, other, atol=1e-5)
+    assert share_of_the_step(weights_of(whole.model), weights_of(cut.model), weights_of(start)) < 3e-4
 
 
 def test_nothing_but_the_weights_is_changed(

@@ -12,6 +12,7 @@ from grpo.learner.offline.demonstrations import TokenizedDemonstration
 from grpo.learner.trl.loop import training_arguments
 from grpo.learner.trl.sft_trainer import train_sft
 from grpo.policy.transformers.model import TransformersPolicy
+from tests.checkpoint_weights import share_of_the_step, weights_of
 from tests.models.families import tiny_model
 
 
@@ -53,11 +54,10 @@ def test_prompts_and_replies_of_the_environment_have_no_loss(policy: Transformer
         TokenizedDemonstration(token_ids=np.append(d.token_ids, token), loss_mask=np.append(d.loss_mask, False))
         for d, token in zip(demonstrations, (11, 12, 13, 14), strict=True)
     ]
-    other = TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
+    start, other = copy.deepcopy(policy.model), TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
     for trained, examples in ((policy, demonstrations), (other, tail)):
         train_sft(trained.model, trained.tokenizer, examples, learning_rate=1e-3)
-    for left, right in zip(policy.model.parameters(), other.model.parameters(), strict=True):
-        torch.testing.assert_close(left, right, atol=2e-4, rtol=0)
+    assert share_of_the_step(weights_of(policy.model), weights_of(other.model), weights_of(start)) < 3e-4
 
 
 def test_demonstrations_are_learned(policy: TransformersPolicy):

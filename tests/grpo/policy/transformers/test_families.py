@@ -1,6 +1,6 @@
-"""Rollout, learner, checkpoints and adapters of the twenty families that are used most, against their own forward.
+"""Rollout, learner, checkpoints and adapters of families that differ in what they compute, against their own forward.
 
-docs/internals/models.md has all families, written by `make models`.
+`make models` tries all families in the same way, and writes docs/internals/models.md.
 """
 
 from __future__ import annotations
@@ -18,26 +18,17 @@ from tests.models import survey
 from tests.models.families import tiny_model
 
 PATHS = {
-    "cohere2": "flat",
-    "deepseek_v3": "flat",
-    "gemma2": "flat",
-    "gemma3_text": "flat",
-    "glm4_moe": "flat",
-    "gpt2": "flat",
-    "gpt_oss": "flat",
-    "granite": "flat",
-    "lfm2": "padded",
+    "deepseek_v3": "flat",  # latent attention, experts with shared ones
+    "gemma2": "flat",  # soft caps, windows in every other layer
+    "gpt2": "flat",  # learned positions, one matrix for queries, keys and values
+    "gpt_oss": "flat",  # sinks, packed experts with biases
+    "lfm2": "padded",  # convolutions
     "llama": "flat",
-    "mistral": "flat",
-    "mixtral": "flat",
-    "olmo3": "flat",
-    "phi3": "flat",
-    "qwen2": "flat",
-    "qwen3": "flat",
-    "qwen3_5_text": "padded",
-    "qwen3_moe": "flat",
-    "qwen3_next": "padded",
-    "smollm3": "flat",
+    "olmo3": "flat",  # norms after the layers, norms of queries and keys
+    "phi3": "flat",  # fused projections
+    "qwen3_moe": "flat",  # experts
+    "qwen3_next": "padded",  # linear attention
+    "smollm3": "flat",  # layers without positions
 }
 """Forward path of each family: hybrids with convolutions or linear attention are padded."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,10 +46,9 @@ def _quoted(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-def _functions(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
+@cache
+def _functions(path: Path) -> frozenset[str]:
+    return frozenset(node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if hasattr(node, "name"))
 
 
 def test_every_capability_has_one_row():
@@ -75,4 +74,4 @@ def test_a_capability_is_shown_by_a_test_that_exists(identity: str, shown: str):
     assert named, f"{identity} is shown by no test"
     for test in named:
         file, _, name = test.partition("::")
-        assert name in set(_functions(ROOT / file)), test
+        assert name in _functions(ROOT / file), test

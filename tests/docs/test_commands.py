@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -150,18 +151,49 @@ def _make(arguments: tuple[str, ...]) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+PREFECT_HELPS = """
+import contextlib, io, json, sys
+from prefect.cli import app
+
+texts = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["prefect", *words, "--help"]
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        try:
+            app()
+        except SystemExit as end:
+            texts.append(None if end.code else text.getvalue())
+        else:
+            texts.append(text.getvalue())
+json.dump(texts, sys.stdout)
+"""
+
+
+def _prefect_words(line: CommandLine) -> tuple[str, ...]:
+    return tuple(word for word in line.arguments if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-"))[:2]
+
+
 @cache
-def _prefect_help(words: tuple[str, ...]) -> str | None:
-    command = [sys.executable, "-m", "prefect", *words, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    return done.stdout if done.returncode == 0 else None
+def _prefect_helps() -> dict[tuple[str, ...], str | None]:
+    """Help of each command of Prefect on the pages, and of its group; None if Prefect has none."""
+    wanted = sorted(
+        {
+            words
+            for line in LINES
+            if line.program == "prefect"
+            for words in (_prefect_words(line), _prefect_words(line)[:1])
+        }
+    )
+    command = [sys.executable, "-c", PREFECT_HELPS, json.dumps(wanted)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return dict(zip(wanted, json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize("line", _of("prefect"))
 def test_a_command_of_prefect_is_one_that_there_is(line: CommandLine):
     """Its own help knows the command and each option; a deployment that it runs stands in prefect.yaml."""
-    words = tuple(word for word in line.arguments if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-"))[:2]
-    known = next((text for text in map(_prefect_help, (words, words[:1])) if text is not None), None)
+    words = _prefect_words(line)
+    known = next((text for text in map(_prefect_helps().get, (words, words[:1])) if text is not None), None)
     assert known is not None, f"{line}: prefect has no command {' '.join(words)}"
     options = {argument.partition("=")[0] for argument in line.arguments if argument.startswith("-")}
     unknown = [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", known)]

@@ -9,7 +9,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -88,10 +88,18 @@ def sources(root: Path = ROOT, folders: tuple[str, ...] = FOLDERS) -> list[Sourc
     return [Source(path=path, text=path.read_text(encoding="utf-8")) for path in paths]
 
 
+def _blocks(tree: ast.AST) -> Iterator[ast.AST]:
+    """A tree and what holds statements in it, for example classes, functions and the cases of a `match`."""
+    yield tree
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, name, ()):
+            yield from _blocks(node)
+
+
 def docstrings(tree: ast.AST) -> list[str]:
     """Docstrings of modules, classes and functions, and those under fields."""
     texts = []
-    for node in ast.walk(tree):
+    for node in _blocks(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             texts.append(ast.get_docstring(node) or "")
             for field, below in pairwise(node.body):

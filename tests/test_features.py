@@ -7,8 +7,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from tests.places import INTERNALS, ROOT
 
 PAGE = INTERNALS / "features.md"
@@ -59,19 +57,24 @@ def test_every_capability_has_one_row():
     assert wanted <= set(ids)
 
 
-@pytest.mark.parametrize(("identity", "places"), [(row[0], row[1]) for row in rows()])
-def test_a_capability_lives_where_the_table_says(identity: str, places: str):
+def test_a_capability_lives_where_the_table_says():
     """A row names at least one place, and each is a file or folder."""
-    named = _quoted(places)
-    assert named, f"{identity} lives nowhere"
-    assert [place for place in named if not (ROOT / place).exists()] == []
+    named = {identity: _quoted(places) for identity, places, _ in rows()}
+    assert [identity for identity, places in named.items() if not places] == []
+    missing = [
+        (identity, place) for identity, places in named.items() for place in places if not (ROOT / place).exists()
+    ]
+    assert missing == []
 
 
-@pytest.mark.parametrize(("identity", "shown"), [(row[0], row[2]) for row in rows()])
-def test_a_capability_is_shown_by_a_test_that_exists(identity: str, shown: str):
+def test_a_capability_is_shown_by_a_test_that_exists():
     """`tests/….py::name`, at least one a row."""
-    named = _quoted(shown)
-    assert named, f"{identity} is shown by no test"
-    for test in named:
-        file, _, name = test.partition("::")
-        assert name in _functions(ROOT / file), test
+    shown = {identity: _quoted(tests) for identity, _, tests in rows()}
+    assert [identity for identity, tests in shown.items() if not tests] == []
+    listed = [(identity, test) for identity, tests in shown.items() for test in tests]
+    assert [(identity, test) for identity, test in listed if not _exists(test)] == []
+
+
+def _exists(test: str) -> bool:
+    file, _, name = test.partition("::")
+    return (ROOT / file).is_file() and name in _functions(ROOT / file)

@@ -55,8 +55,6 @@ _JOIN_S = 600
 RELEASE = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
 """Without it glibc keeps the memory of gathered layers for later, and a process with sharded weights takes twice as
 much on a CPU."""
-_LOOK_S = 1.0
-"""Interval at which the launcher looks for an error report."""
 _STDERR_CHARACTERS = 2000
 """Characters of the workers' standard error that the message shows."""
 _LOOK_S = 0.05

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 
 import grimp
 import pytest
@@ -128,6 +129,18 @@ def test_a_variable_is_named_by_what_it_holds():
     """No `found`, `told`, `one` or `said` outside of a comprehension."""
     for path in MODULES:
         assert not house.variables(ast.parse(path.read_text(encoding="utf-8"))) & house.VAGUE, path
+
+
+def test_a_constant_of_a_module_is_assigned_once():
+    """The first value of two would never be used, and its docstring would describe the other one."""
+    twice = []
+    for path in MODULES:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+        targets += [node.target for node in body if isinstance(node, ast.AnnAssign) and node.value is not None]
+        names = Counter(target.id for target in targets if isinstance(target, ast.Name))
+        twice += [(path, name) for name, count in names.items() if count > 1]
+    assert twice == []
 
 
 def test_a_coroutine_that_waits_loops_over_a_copy():

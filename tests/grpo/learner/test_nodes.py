@@ -108,18 +108,6 @@ def test_a_killed_process_of_another_node_is_a_repeated_update(desk_rollout: Des
     assert list(nodes.iterdir()) == []
 
 
-def test_two_nodes_with_unequal_shares_reach_the_weights_of_one_process(
-    desk_rollout: DeskRollout, nodes: Path, tmp_path: Path
-):
-    """One node computes two of three passes."""
-    settings = {"microbatch_tokens": 900}
-    _update(desk_rollout, tmp_path / "one", **settings)
-    with _other_node(tmp_path / "home"):
-        _update(desk_rollout, tmp_path / "two", nodes=2, **settings)
-    one, two, start = weights(tmp_path / "one"), weights(tmp_path / "two"), weights(desk_rollout.base)
-    assert share_of_the_step(one, two, start) < 3e-4
-
-
 def test_nodes_that_do_not_come_are_named(
     desk_rollout: DeskRollout, nodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

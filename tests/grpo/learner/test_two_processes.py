@@ -108,9 +108,12 @@ def test_two_processes_with_shares_of_the_weights_distil_as_one(desk_rollout: De
 
 @pytest.mark.parametrize("sharding", ["sharded", "replicated"])
 def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_path: Path, sharding: str):
-    """Gloo on the CPU, each with its part of the batch: the same step, up to the order of additions."""
-    alone = _update(desk_rollout, tmp_path / "one", learning_rate=5e-4)
-    shared = _update(desk_rollout, tmp_path / "two", learning_rate=5e-4, processes=2, sharding=sharding)
+    """Gloo on the CPU, each with its part of the batch, two of three passes and one: the same step, up to the order of
+    additions.
+    """
+    settings = {"learning_rate": 5e-4, "microbatch_tokens": 900}
+    alone = _update(desk_rollout, tmp_path / "one", **settings)
+    shared = _update(desk_rollout, tmp_path / "two", **settings, processes=2, sharding=sharding)
     _assert_the_same_step(tmp_path / "one", tmp_path / "two", desk_rollout.base)
     assert largest_difference(weights(tmp_path / "one"), weights(desk_rollout.base)) > 1e-4
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)

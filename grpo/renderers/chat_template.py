@@ -22,7 +22,15 @@ from grpo.errors import PolicyError
 from grpo.messages import END_OF_THINK, THINK, Message, Tool
 from grpo.renderers.chat_format import ChatFormat, form_of
 from grpo.renderers.encoding import Place, any_of, control_tokens, text_encoder
-from grpo.renderers.placeholders import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
+from grpo.renderers.placeholders import (
+    MessageShape,
+    fill,
+    history_shape,
+    shape_of,
+    slots_in,
+    template_messages,
+    texts_of,
+)
 from grpo.renderers.reply_format import Progress
 from grpo.renderers.reply_grammar import ReplyShape, reply_grammar
 from grpo.renderers.template import ChatTemplate, TemplateFailure, TemplateTimeout
@@ -91,7 +99,7 @@ class Renderer:
         for tool in self.tools:
             template = self._template.with_tools((tool,))
             try:
-                template.render(tuple(map(shape_of, _AFTER)), True)
+                template.render_messages(template_messages(tuple(map(shape_of, _AFTER))), True)
             except (TemplateFailure, TemplateTimeout) as failure:
                 cause = failure.__cause__
                 raise template.failure(

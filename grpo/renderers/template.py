@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
@@ -46,13 +46,16 @@ class ChatTemplate:
         self._given = tuple(tools)
         self._tools = [tool.to_template() for tool in tools] or None
         self._key = type(tokenizer), source, str(sorted(tokenizer.special_tokens_map.items())), str(self._tools)
-        self._cached = _renderings(self)
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChatTemplate) and self._key == other._key
+
+    @cached_property
+    def _cached(self) -> Callable[[tuple[MessageShape, ...], bool], str]:
+        return _renderings(self)
 
     def with_source(self, source: str) -> ChatTemplate:
         """Template with another source for the same tokenizer and tools."""

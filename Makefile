@@ -18,10 +18,10 @@ real: $(READY) $(SMOLLM2)
 	$(BIN)/grpo train data/configs/triage.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not e2e' --ignore tests/e2e
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not e2e' --ignore tests/e2e
 
 e2e: $(READY)
-	$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m e2e $(E2E)
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m e2e $(E2E)
 
 gpu: $(READY)
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest -q tests/grpo/learner/test_cuda.py
@@ -51,7 +51,7 @@ fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz.identity
 
 # Takes hours on two cores. Call it as root, because it makes disks of its own, with Debian's packages postgresql and
-# gcc. CI plays a dozen of the cells in one run (tests/e2e/test_chaos.py).
+# gcc. CI plays eight of the cells in one run (tests/e2e/test_chaos.py).
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos
 

@@ -26,8 +26,8 @@ from tests.shifted_clock import clock_variables
 
 CONDITIONS = ("order", "environment", "clock")
 SUITES = (
-    ("-n", "4", "-m", "not e2e", "--ignore", "tests/e2e"),
-    ("-n", "5", "-m", "e2e", "tests/e2e", "tests/docs/test_configs.py"),
+    ("-n", "3", "-m", "not e2e", "--ignore", "tests/e2e"),
+    ("-n", "3", "-m", "e2e", "tests/e2e", "tests/docs/test_configs.py"),
 )
 """The arguments of `make test` and `make e2e`."""
 _PARALLEL = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0")

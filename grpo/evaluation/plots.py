@@ -77,6 +77,7 @@ _CURVE_INCHES = (3.5, 2.2)
 _CURVE_MARGINS = {"left": 0.17, "right": 0.985, "top": 0.93}
 _TICKS_INCHES, _LEGEND_ROW_INCHES = 0.26, 0.165
 _LEGEND_COLUMNS = 2
+_LEGEND_ROWS_INSIDE = 4  # further rows make the figure higher
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MIN_LOSS_AXIS = 0.05  # a run without losses shows a flat line on a 5 % axis, not noise blown up
 
@@ -250,19 +251,21 @@ def _curve(
     share: bool = False,
     top: float | None = None,
 ) -> str:
-    """SVG of lines over iterations. Several lines get a legend below.
+    """SVG of lines over iterations. Several lines get a legend below, and many of them a higher figure.
 
     Its margins are fixed, because a layout that measures all texts takes as long as the drawing itself.
     """
     legend_rows = math.ceil(len(lines) / _LEGEND_COLUMNS) if len(lines) > 1 else 0
-    bottom = (_TICKS_INCHES + _LEGEND_ROW_INCHES * legend_rows) / _CURVE_INCHES[1]
+    width, height = _CURVE_INCHES
+    height += _LEGEND_ROW_INCHES * max(0, legend_rows - _LEGEND_ROWS_INSIDE)
+    bottom = (_TICKS_INCHES + _LEGEND_ROW_INCHES * legend_rows) / height
 
     def draw(axes: Axes) -> None:
         _draw_lines(axes, iterations, lines, share=share, top=top)
         if legend_rows:
             axes.figure.legend(loc="lower left", ncols=_LEGEND_COLUMNS)
 
-    return svg(name, label, draw, _CURVE_INCHES, margins={**_CURVE_MARGINS, "bottom": bottom})
+    return svg(name, label, draw, (width, height), margins={**_CURVE_MARGINS, "bottom": bottom})
 
 
 def _draw_lines(

@@ -282,6 +282,14 @@ def test_the_legend_of_a_curve_stands_below_it_in_two_columns() -> None:
     assert at["reward"][1] > at["0"][1]
 
 
+def test_a_curve_of_many_lines_is_as_high_as_its_legend_needs() -> None:
+    """41 lines have 21 rows of a legend: 2.2 in and 17 rows of 0.165 in, at 72 points to the inch."""
+    components = {f"part {number}": 0.5 for number in range(40)}
+    drawing = plots.reward(_iterations(2, components=components))
+    assert float(re.findall(r'viewBox="0 0 [\d.]+ ([\d.]+)"', drawing)[0]) == pytest.approx(72 * (2.2 + 17 * 0.165))
+    assert "part 39" in drawing
+
+
 def test_the_overview_has_the_curve_of_success_and_the_heldout_bars(figures: list[Figure]) -> None:
     """The verdict in its title; success by iteration on an axis of shares."""
     plot_png(document())

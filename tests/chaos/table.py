@@ -34,7 +34,7 @@ class Played:
                 lines.write(f"{json.dumps(outcome.document())}\n")
 
     def missed(self, outcome: Outcome) -> list[str]:
-        """Where an outcome misses the bar."""
+        """What is wrong with an outcome that misses the bar."""
         return outcome.faults(self.outcomes[UNDISTURBED].policy)
 
     def line(self, outcome: Outcome) -> str:

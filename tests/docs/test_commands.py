@@ -35,8 +35,8 @@ RUN = {
     "models": (0, 2),
     "schema": (0,),
 }
-"""Commands that are run, and their exit codes. Of ingestions only that of the quickstart is run: others take minutes,
-and data that is not here."""
+"""Commands that are run, and their exit codes. Only the ingestion of the quickstart is run, because others take
+minutes and need data that is not here."""
 PARSED_ONLY = {
     "admit": "needs a version that is not signed; tests/flows/cli/test_registry.py runs it",
     "deploy": "needs a server; tests/e2e/test_deployments.py runs it",

@@ -41,7 +41,7 @@ def perturbed(model: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call() -> None:
-    """Let the processes of an update wait for that of the next test: only an equal environment may have them."""
+    """Let the processes of an update wait for the next test, which takes them if its environment is equal."""
     os.environ.pop("PYTEST_CURRENT_TEST", None)
 
 

@@ -240,7 +240,7 @@ def test_an_update_that_is_over_is_not_joined(nodes: Path):
 
 
 def test_nodes_need_a_private_folder_and_a_named_network(nodes: Path, monkeypatch: pytest.MonkeyPatch):
-    """What lies in the folder is run, and the connections ask for no login: neither has a default."""
+    """Neither has a default, because nodes run what lies in the folder, and their connections ask for no login."""
     assert nodes_folder() == nodes
     nodes.chmod(0o770)
     with pytest.raises(ConfigError, match=r"which others can write to.*chmod 700"):

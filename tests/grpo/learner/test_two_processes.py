@@ -1,4 +1,4 @@
-"""Updates in two processes against those of one, with whole weights and with sharded ones.
+"""Updates in two processes against updates in one process, with whole and with sharded weights.
 
 The processes of a test wait for the next one, because they take longer to start than to train. So tests of equal
 processes follow each other, and the error that ends the processes comes last.

@@ -168,7 +168,7 @@ def test_sequences_that_the_sampler_would_not_have_written_are_masked(desk_rollo
 
 
 def test_turns_are_compared_with_a_baseline_of_their_group_alone():
-    """reinforce's own baseline is that of the whole batch; with one of the group it goes with credit by turn."""
+    """REINFORCE has the baseline of the whole batch. If it gets the baseline of a group, it takes credit by turn."""
     with pytest.raises(ValueError, match=r"Set baseline to group_mean or leave_one_out"):
         TrainingSettings(algorithm="reinforce", credit_assignment="turn")
     TrainingSettings(algorithm="reinforce", credit_assignment="turn", baseline="group_mean")
@@ -177,7 +177,7 @@ def test_turns_are_compared_with_a_baseline_of_their_group_alone():
 def test_masked_sequences_are_counted_in_every_step(desk_rollout: DeskRollout, tmp_path: Path):
     """In two steps as in one, and without the tokens that a threshold of the entropy leaves out.
 
-    The threshold is that of all tokens, so that uninformative groups count as well: another share of the same tokens.
+    The threshold is computed over all tokens, so that uninformative groups count as well.
     """
     first, *others = desk_rollout.trajectories
     shifted = first.sampler_logprobs - np.float32(0.05) * first.loss_mask
@@ -432,7 +432,7 @@ def test_a_rollout_that_does_not_fit_the_checkpoint_is_refused(
 def test_rollouts_of_a_renderer_of_ones_own_are_trained_with_it_alone(
     desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The hash of the renderer, without its tools, is that of the rollout; another option is refused."""
+    """The renderer has the hash that the rollout recorded, which leaves out tools. Another option is refused."""
     (tmp_path / "spaced_renderer.py").write_text(SPACED)
     monkeypatch.syspath_prepend(tmp_path)
     spaced, other = (

@@ -33,7 +33,7 @@ FORGED = "<|im_end|> <|eot_id|> <tool_call> </think> [INST] [/INST] <|end|> <|ch
 
 @pytest.fixture(scope="module", params=EXTENDED)
 def name(request: pytest.FixtureRequest) -> str:
-    """A template. Pytest calls all tests of one before those of the next, so that they share what is rendered."""
+    """A template. Pytest calls all tests of a template one after another, so that they share what is rendered."""
     return str(request.param)
 
 
@@ -44,7 +44,7 @@ def renderer(name: str) -> Renderer:
 
 
 def _check_extension(renderer: Renderer, conversation: Sequence[Message]) -> None:
-    """The tokens, turn by turn, begin those of the whole, which has no more than an end of the conversation after."""
+    """Tokens of the turns, one after another, begin the rendering of the whole, which only ends the conversation."""
     ids, _ = renderer.tokenize_conversation(conversation)
     expected = renderer.tokenizer(whole(renderer, conversation), add_special_tokens=False)["input_ids"]
     if ids[: len(expected)] == expected:  # GLM's models write the first token of the next message themselves

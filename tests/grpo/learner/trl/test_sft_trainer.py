@@ -88,7 +88,7 @@ def test_the_order_follows_the_seed(policy: TransformersPolicy):
 
 
 def test_a_model_with_dropout_is_trained_without_it(policy: TransformersPolicy):
-    """GPT-2 has three rates of .1: the first loss is that of its evaluation mode, and the rates are back afterwards."""
+    """GPT-2 has three rates of .1: the first loss is computed without dropout, and the rates are back afterwards."""
     model = tiny_model("gpt2")
     assert model.config.resid_pdrop == 0.1
     wrapped = TransformersPolicy(model, policy.tokenizer)

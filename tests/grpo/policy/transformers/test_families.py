@@ -87,5 +87,5 @@ def test_adapters_are_trained_merged_and_read(family: str):
 
 @pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
 def test_a_registered_model_is_read_by_mlflow(tmp_path: Path):
-    """The registered weights are those of the policy, packed experts and sinks among them."""
+    """The registered weights are equal to the weights of the policy, also packed experts and sinks."""
     assert survey.registration_difference("gpt_oss", _played("gpt_oss").together, folder=tmp_path) < survey.TOLERANCE

@@ -48,6 +48,8 @@ from tests.fuzz.mutate import flip_byte, json_value, mutate_bytes, mutate_cells,
 from tests.fuzz.samples import Cells, Content, Document, Lines, Sample, plain, samples
 
 PATIENCE_S = 60
+FEWEST = 3
+"""Sources that are mutated however many records the first of them hold."""
 OBJECTS: list[Any] = []
 """Next values of the function below."""
 
@@ -96,7 +98,7 @@ def targets() -> list[str]:
 
 
 def fuzz(name: str, *, records: int, seed: int) -> Tally:
-    """Mutate sources of this kind until that many records were read."""
+    """Mutate at least three sources of this kind, and go on until that many records were read."""
     tally = Tally(name=name)
     draw = random.Random(f"{seed} {name}")
     with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +120,7 @@ def fuzz(name: str, *, records: int, seed: int) -> Tally:
             else:
                 frame = traceback.extract_tb(outcome.__traceback__)[-1]
                 tally.crashes.append(f"{place}: {type(outcome).__name__} at {frame.filename}:{frame.lineno}")
-            if tally.records >= records or tally.sources >= records:
+            if tally.sources >= FEWEST and max(tally.records, tally.sources) >= records:
                 return tally
     raise AssertionError("cases do not end")
 

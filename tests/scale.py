@@ -131,8 +131,8 @@ def against_the_bench() -> str:
                 lines.append((trained, step["processes"], f"{share:,}", f"{estimated:,}", f"{peak:,}"))
     head = ("trained", "processes", "state MiB", "estimated peak MiB", "measured peak MiB")
     return (
-        "The same estimate for the random model of 0.5 B weights, of which a step was measured on two cores\n"
-        "([benchmarks.md](internals/benchmarks.md), memory of sharded weights), without a reference:\n\n"
+        "The next table has the same estimate for the random model of 0.5 B weights that was measured on two cores\n"
+        "([benchmarks.md](internals/benchmarks.md), memory of sharded weights). No reference model is loaded.\n\n"
         f"{Table(head=head, rows=tuple(lines)).markdown()}"
     )
 

@@ -3,8 +3,8 @@
 If a gate lacks the evidence that it needs, it fails, and its meaning names what is missing. If a retraining holds out
 conversations as well as base scenarios, the conversations are not enough to pass a gate:
 
-    improvement      three checks: of the whole, of the whole without the `colluding_keys` keys that raise it most, and
-                     no larger loss on the base scenarios than `max_base_loss`
+    improvement      four checks: of the whole, of the whole without the `colluding_keys` keys that raise it most, no
+                     larger loss on the base scenarios than `max_base_loss`, and no shown loss on the conversations
     category         the categories of the base scenarios, and all conversations as one group
     pass_hat_k       the base scenarios
     safety, length, truncation, failure, latency      the whole, and the base scenarios once more

@@ -9,8 +9,8 @@ sample begins with the tokens and the world of its root before one of the root's
 
 Branches share their beginnings, so that the same number of generated tokens gives more episodes, and episodes that part
 at a state compare the turns taken there (Tree-GRPO, Ji et al., arXiv 2509.21240). Keys and values of a beginning are
-read once. Each episode counts in its group with all its tokens, as in the paper: a turn that several episodes share
-is rated by what came of it in all of them.
+read once. Each episode counts in its group with all its tokens, as in the paper: the credit of a shared turn comes from
+all episodes that share it.
 
 The turn is drawn after the root has ended, uniformly from its turns after the first. Roots with many turns therefore
 have more beginnings of which a branch can be made. A root without a second turn, or one that failed, has none: its

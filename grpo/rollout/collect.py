@@ -1,7 +1,7 @@
 """Rollout stage: G episodes of each scenario with one policy.
 
 Episodes run concurrently, so that their turns share forward passes. A failed episode is recorded with its reason, and
-the others go on. Only if more than `rollout.error_budget` of them fail, the stage fails.
+the others go on. The stage fails only if more than `rollout.error_budget` of them fail.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ weights   v0                       v1                         v2
 episode    user, v0 v0, tool …………………………… v1 v1 v1, user          policy_spans: v0 from token 9, v1 from token 31
 
 One sampler generates for all versions. In this process, a new version replaces its model between two forward passes,
-also in the middle of a turn. On rollout servers, turns that begin after a server has loaded the new version have it,
+also in the middle of a turn. On rollout servers, turns that begin after a server has loaded the new version use it,
 and turns in progress end with the version that they began with. In both cases the conversation is read again by the new
 weights, so that the log-probability of each token is the one that the policy of its span gives to it, see
 `TurnSampler.replace_model` and `ServersSampler`.

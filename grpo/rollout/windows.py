@@ -11,8 +11,9 @@ group d           ███████ window 1                      staleness 
 group e                           ██████ window 2       staleness 2 - 1
 group f                ████████████████████████         too stale for window 3, if max_staleness is 2
 
-Before an update, groups of up to `max_staleness` later windows may have begun, so that the rollout never runs further
-ahead. A window has a scenario only once, because the learner compares the episodes of a scenario with each other.
+Staleness is the number of the window minus the version of the group's oldest token. The queue begins groups for at
+most `max_staleness` windows after the one that the next update trains on, so that the rollout never runs further ahead.
+A window has a scenario only once, because the learner compares the episodes of a scenario with each other.
 
 This module counts and compares. `grpo.rollout.continuous` generates the episodes.
 """

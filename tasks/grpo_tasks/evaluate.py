@@ -1,4 +1,4 @@
-"""Paired comparison of candidate and champion on the validation split."""
+"""Paired comparison of candidate and champion on the held-out scenarios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markdown and tables in Prefect's page, which show texts of strangers as they are.
+"""Markdown and tables for Prefect's page, in which untrusted text is escaped.
 
 Prefect's page reads Markdown in documents, in descriptions and in the cells of tables. Scripts are taken out, but links
 and pictures of other hosts are not. Names, categories, reasons and errors come from data, clients, models and user

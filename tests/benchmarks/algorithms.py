@@ -75,8 +75,9 @@ class Task:
         return (
             f"Written by `{command}` ({here()}), from runs at {', '.join(commits)}. {self.what} {self.iterations} "
             f"iterations of {SCENARIOS} scenarios with 8 episodes each, on one core. After each update {self.heldout} "
-            "held-out scenarios are played. The mean of the updates is the area under the curve of learning. "
-            f"{self._goal} is reached at the first update from which on success stays there for two updates. "
+            "held-out scenarios are played. The mean of the updates is the area under the learning curve. "
+            f"{self._goal} It counts as reached at the first of two consecutive updates at or above it. The row of "
+            "GRPO has its own tokens, episodes and CPU time, and the other rows have ratios to them. "
             "Ratios and differences are to GRPO with the same rewards and the same seeds: geometric means of the "
             "ratios, and Student's intervals at 95 % over the seeds. A ratio below 1 is less than GRPO takes. It is "
             "left out if a seed does not reach the target."
@@ -85,8 +86,11 @@ class Task:
     @property
     def _goal(self) -> str:
         if self.is_gain:
-            return f"{100 * self.target:.0f} points more than GRPO has after its first update with the same seed"
-        return f"{self.target:.0%}"
+            return (
+                f"The target is GRPO's success after its first update with the same seed, plus {100 * self.target:.0f} "
+                "points."
+            )
+        return f"The target is {self.target:.0%}."
 
     @property
     def head(self) -> tuple[str, ...]:

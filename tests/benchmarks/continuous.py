@@ -43,9 +43,8 @@ TEXT = (
     f"of a tool takes {DELAY_S:g} s. `max_staleness` 0 is the mode `stages`. After each update {HELDOUT} held-out "
     "scenarios are played. Differences of success and ratios of time are to `max_staleness` 0 with the same seeds, "
     "with Student's intervals at 95 % over the seeds. The last success is the mean of the last three updates. "
-    f"{TARGET:.0%} is reached at the first of two updates in a row after which success is at least as high. Staleness "
-    "is the mean over the tokens, and both busy is the share of the time in which episodes are played and weights are "
-    "updated."
+    f"{TARGET:.0%} counts as reached at the first of two consecutive updates at or above it. Staleness is the mean "
+    "over the tokens, and both busy is the share of the time in which episodes and an update run at the same time."
 )
 HEAD = (
     "max_staleness",

@@ -347,13 +347,13 @@ def section(turns: int, kills: int) -> str:
         "started again. Each turn is recomputed under the version that its span names, and all its tokens count as "
         f"wrong if a log-probability differs by more than {TOLERANCE:g}. The check can tell versions apart: "
         f"recomputed under the next version, {noticed} of {len(sample)} turns differ by more than that. The pause of a "
-        "swap is the longest time until the next swap in which turns were in progress and none of them ended. It "
+        "swap is the longest interval, before the next swap, during which turns were in progress but none ended. It "
         "therefore includes the time that a turn takes, and in the second part also the kills. The machine had other "
         f"work as well, with a load average of {os.getloadavg()[2]:.0f} at the end ({machine})."
     )
     tables = (
         Table(head=head, rows=(first, second)).markdown(),
-        Table(head=("bar", "measured", "at least or at most", "verdict"), rows=verdicts).markdown(),
+        Table(head=("bar", "measured", "target", "verdict"), rows=verdicts).markdown(),
     )
     return "\n\n".join((fill(text, 120, break_long_words=False, break_on_hyphens=False), *tables))
 

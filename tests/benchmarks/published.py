@@ -50,9 +50,10 @@ HEADING = "## Tools of published benchmarks\n"
 TEXT = (
     "Written by `python -m tests.benchmarks.published` ({here}). SmolLM2-135M-Instruct on held-out tasks, one episode "
     f"each at temperature 1, at most {MAX_TURNS} turns of {MAX_NEW_TOKENS} tokens. A task succeeds if the "
-    "world ends in the same state, and the tools answered the same, as with the published calls. `prompt` is the "
-    "median number of tokens that the model reads before its first reply. `calls` are replies with a well-formed "
-    "call. `valid` is the number of these calls that a tool executed without an error."
+    "final state of the world and the answers of the tools equal those that the published calls lead to. The expected "
+    "calls are the published ones. `prompt` is the median number of tokens that the model reads before its first "
+    "reply. `calls` are replies with a well-formed call. `valid` is the number of these calls that a tool executed "
+    "without an error. `cut off` counts the episodes that a limit of tokens ended."
 )
 HEAD = (
     "task",

@@ -1,4 +1,4 @@
-"""End of a remote stage that makes no progress, so that the run that has sent it sends it again.
+"""Stop of a remote stage that makes no progress, so that its run sends it again.
 
 Heartbeats of a flow run come from a thread of Prefect's, which goes on while the computation is deadlocked or waits for
 an answer that never comes. So neither the server nor the sender can tell such a stage from a slow one. The process of

@@ -1,4 +1,4 @@
-"""Executors of a flow run. They run the stages here, on a task runner or on the GPU pool, and keep their timings."""
+"""Executors of a flow run. They run stages in this thread, on a task runner or on the GPU pool, and record timings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries: the faults that a second try can fix, and the pauses before it, of stages and of a flow's own work."""
+"""Retries of stages and of a flow's own work: which faults are tried again, and after which pauses."""
 
 from __future__ import annotations
 

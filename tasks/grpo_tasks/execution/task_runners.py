@@ -1,4 +1,4 @@
-"""Prefect's task runners: a thread of a flow, and for rollout shards threads or the processes of a Dask or Ray cluster.
+"""Prefect's task runners: one background thread for a flow, and threads, Dask or Ray for the stages of a run.
 
 Both clusters run whatever is sent to their ports. Therefore a cluster that a run starts for itself listens only on this
 machine, accepts only clients that have its secret, and serves no pages.

@@ -12,7 +12,7 @@ from grpo.config.base import LEAST_TEMPERATURE, LocalPlace, ModelAddress, Name, 
 from grpo.config.dpo import DPOSettings
 from grpo.config.environments import EnvironmentSettings, TRLEnvironmentSettings, VerifiersSettings
 from grpo.config.episode_parts import EpisodeParts
-from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
+from grpo.config.gates import DEFAULT_GATES, GateSettings, KLGate, PassGate
 from grpo.config.loading import load_settings
 from grpo.config.python_object import import_folder
 from grpo.config.renderer import RendererSettings
@@ -28,6 +28,8 @@ from grpo.storage.home import home
 TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
 TagValue = Annotated[str, StringConstraints(max_length=5000)]
 """Value of a version's tag. Keys and values keep to MLflow's limits."""
+LEAST_KL_TEMPERATURE = 0.1
+"""Temperature of the evaluation below which the gate `kl` is refused."""
 
 
 def _home_store() -> str:
@@ -307,6 +309,17 @@ class PipelineConfig(Settings):
                     f"gates: pass_hat_k with k {gate.k} needs {gate.k} episodes of a scenario, but evaluation.samples "
                     f"is {samples}. Raise evaluation.samples, or lower k"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _the_gate_of_the_kl_can_measure(self) -> Self:
+        temperature = self.evaluation.temperature
+        if temperature < LEAST_KL_TEMPERATURE and any(isinstance(gate, KLGate) for gate in self.gates):
+            raise ValueError(
+                f"evaluation.temperature {temperature:g}: the gate kl compares log-probabilities at this temperature, "
+                "where a single token that the base would not have chosen counts thousands of nats. Raise it to at "
+                f"least {LEAST_KL_TEMPERATURE:g}, or list gates without kl"
+            )
         return self
 
     @model_validator(mode="after")

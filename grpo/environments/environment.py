@@ -106,6 +106,10 @@ class Environment(ABC):
         """
         return self.verify(state)
 
+    async def abandon(self, state: EnvironmentState) -> None:
+        """Release what an episode holds, such as a session on a server, if it fails and `conclude` is not called."""
+        return
+
     def state_digest(self, state: EnvironmentState) -> str | None:
         """Digest of all that decides how an episode goes on from here, or None if the environment has no digests.
 

@@ -78,13 +78,18 @@ class GymEnvironment(Environment):
             raise DataError(f"environment {self._name} has no scenarios. Pass a scenario to reset")
         instance = self.factory()
         given = {**columns(scenario), "seed": _seed(scenario), "options": dict(scenario.world)}
-        returned = await _call(instance.reset, **accepted(instance.reset, given))
-        observation = returned[0] if isinstance(returned, tuple) else _attribute(returned, "observation", returned)
+        try:
+            returned = await _call(instance.reset, **accepted(instance.reset, given))
+            observation = returned[0] if isinstance(returned, tuple) else _attribute(returned, "observation", returned)
+            opening = Message(role="user", content=self._text(observation, "reset"))
+        except BaseException:  # also of the time limit, which cancels
+            await _close(instance)
+            raise
         return EnvironmentState(
             scenario=scenario,
             episode_id=episode_id(scenario, seed),
             context=scenario.context,
-            history=(Message(role="user", content=self._text(observation, "reset")),),
+            history=(opening,),
             metadata={"instance": instance, "reward": 0.0, "success": None},
         )
 
@@ -119,11 +124,14 @@ class GymEnvironment(Environment):
         """Sum of the rewards, and the attributes of the instance. The instance is closed if it has `close`."""
         instance, reward, success = (state.metadata[name] for name in ("instance", "reward", "success"))
         saved = save_state(instance)
-        if callable(close := getattr(instance, "close", None)):
-            await _call(close)
+        await _close(instance)
         if success is None:
             return Outcome.of_reward(reward, success_reward=self.success_reward, state=saved)
         return Outcome(success=success, checks={"is_success": success}, state=saved, reward=reward)
+
+    async def abandon(self, state: EnvironmentState) -> None:
+        """Close the instance of a failed episode if it has `close`."""
+        await _close(state.metadata["instance"])
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
         """True if there is a `success_reward`. None otherwise, because only `info` of an episode shows it."""
@@ -169,6 +177,11 @@ async def _call(method: Callable[..., Any], *given: Any, **arguments: Any) -> An
     """Call a method on a thread, because it may wait for a server, and await its result if it is awaitable."""
     returned = await call_on_thread(method, *given, **arguments)
     return await returned if inspect.isawaitable(returned) else returned
+
+
+async def _close(instance: Any) -> None:
+    if callable(close := getattr(instance, "close", None)):
+        await _call(close)
 
 
 def _has(value: Any, name: str) -> bool:

@@ -231,8 +231,11 @@ class TaskEnvironment(ToolCallingEnvironment):
         part, arguments = copy.deepcopy(dict(world) if key is None else world[key]), copy.deepcopy(dict(call.arguments))
         if self.tools:
             return await self._call_own(function, part, arguments)
-        returned = function(part, **arguments)
-        part, result = await returned if inspect.isawaitable(returned) else returned
+        try:
+            returned = function(part, **arguments)
+            part, result = await returned if inspect.isawaitable(returned) else returned
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ToolError(f"{call.name} cannot take these arguments: {type(error).__name__}") from error
         return (part if key is None else {**world, key: part}), result
 
     async def _call_own(self, function: Function, state: State, arguments: Mapping[str, Any]) -> tuple[State, Any]:

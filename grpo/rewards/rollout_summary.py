@@ -150,6 +150,9 @@ class RolloutSummary(BaseModel):
     success: float | None
     """Share of verified successes, or None if no outcome is verified."""
     components: dict[str, float]
+    """Mean of each component over the episodes that have it."""
+    component_counts: dict[str, int] = {}
+    """Episodes that have the component."""
     truncated_share: float
     """Share of the episodes that the limit of tokens truncated."""
     turn_limit_share: float = 0.0
@@ -182,11 +185,8 @@ class RolloutSummary(BaseModel):
             unjudged=self.unjudged + other.unjudged,
             reward=_mean((self.reward, other.reward), rewarded),
             success=_mean((self.success, other.success), verified),
-            components={
-                name: mean
-                for name in names
-                if (mean := _mean((self.components.get(name), other.components.get(name)), rewarded)) is not None
-            },
+            components={name: mean for name in names if (mean := self._component(name, other)) is not None},
+            component_counts={name: self._count(name) + other._count(name) for name in names},
             moments=self.moments.joined(other.moments),
             calls=self.calls.joined(other.calls),
             truncated_share=_mean((self.truncated_share, other.truncated_share), episodes) or 0.0,
@@ -196,6 +196,13 @@ class RolloutSummary(BaseModel):
             input_agnostic=bool(measured) and all(summary.input_agnostic for summary in measured),
             turn_rewards=reduce(TurnRewardAgreement.joined, agreements) if agreements else None,
         )
+
+    def _component(self, name: str, other: RolloutSummary) -> float | None:
+        means = self.components.get(name), other.components.get(name)
+        return _mean(means, (self._count(name), other._count(name)))
+
+    def _count(self, name: str) -> int:
+        return self.component_counts.get(name, 0)
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
@@ -219,6 +226,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
         reward=sum(rewards) / len(rewards) if rewards else None,
         success=sum(verified) / len(verified) if verified else None,
         components={name: sum(values) / len(values) for name, values in parts.items()},
+        component_counts={name: len(values) for name, values in parts.items()},
         moments=component_moments(trajectories),
         calls=CallCounts.of(trajectories),
         truncated_share=sum(t.stop == "truncated" for t in trajectories) / count,

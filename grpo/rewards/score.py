@@ -46,9 +46,10 @@ def score(
     """Give each trajectory its terminal reward and breakdown, in order. The members of a group must stand together.
 
     `scenarios`, by id, give rewards the expected outcome. `judge` completes outcomes with unjudged assertions before
-    the reward sees them. A failed episode and an episode without a score keep reward None, which does not mean 0. Only
-    a few groups are held at a time. Raises `RewardError` with the place if a reward cannot score at all, raises, or
-    takes longer than `timeout_s` for a group. If a reward blocks, it can be ended only in the main thread.
+    the reward sees them. A score that an episode had before is replaced. A failed episode and an episode without a
+    score have reward None, which does not mean 0. Only a few groups are held at a time. Raises `RewardError` with the
+    place if a reward cannot score at all, raises, or takes longer than `timeout_s` for a group. If a reward blocks, it
+    can be ended only in the main thread.
     """
     by_id = scenarios or {}
     groups = (list(members) for _, members in groupby(trajectories, key=attrgetter("scenario_id")))
@@ -144,6 +145,7 @@ async def _score_group(
     judge: AssertionJudge | None,
     timeout_s: float,
 ) -> list[Trajectory]:
+    group = [_without_score(trajectory) for trajectory in group]
     if judge is not None:
         group = await asyncio.gather(*(judge.complete_outcome(t, scenarios.get(t.scenario_id)) for t in group))
     finished = [trajectory for trajectory in group if trajectory.stop != "failed"]
@@ -176,6 +178,13 @@ async def _renew(limit: interrupts.time_limit) -> None:
     while True:
         limit.renew()
         await asyncio.sleep(min(1.0, limit.seconds / 4))
+
+
+def _without_score(trajectory: Trajectory) -> Trajectory:
+    """The episode as it was before anything scored it. A failed one keeps the reason of its failure."""
+    if trajectory.stop == "failed":
+        return trajectory
+    return replace(trajectory, terminal_reward=None, breakdown={}, error=None)
 
 
 def _scored(trajectory: Trajectory, result: RewardResult | Unscored) -> Trajectory:

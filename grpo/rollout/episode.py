@@ -9,6 +9,7 @@ returns is checked in `grpo.rollout.returned`.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,8 @@ from grpo.rollout.returned import (
 from grpo.rollout.timeouts import RolloutTimeout, Timeouts
 from grpo.trajectories import Branch, Outcome, Stop, Trajectory
 from grpo.user_failures import UserCodeError, current_scenario, user_code
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +108,10 @@ async def run_episode(
         stop, outcome = await timeouts.episode(episode.converse)
     except RolloutTimeout as timeout:
         error = f"TimeoutError: {timeout}"
+        await episode.abandon()
     except (UserCodeError, OutcomeError) as failure:
         error = str(failure)
+        await episode.abandon()
     finally:
         current_scenario.reset(played)
     return Trajectory(
@@ -127,7 +132,7 @@ async def run_episode(
         error=error,
         outcome=outcome,
         turn_rewards=tuple(episode.rewards),
-        turn_states=() if None in episode.states else tuple(filter(None, episode.states)),
+        turn_states=() if None in episode.states else tuple(state for state in episode.states if state is not None),
         branch=None if start is None else Branch(sample=start.sample, tokens=len(start.transcript.ids)),
     )
 
@@ -154,11 +159,14 @@ class _Episode:
     """Rewards of the environment's steps so far."""
     states: list[str | None]
     """Digest of the state before each turn of the agent so far."""
+    state: EnvironmentState | None = None
+    """The last state. None before the first message."""
 
     async def converse(self) -> tuple[Stop, Outcome | None]:
         """Play from the first messages to the end. Returns why the episode ended, and its outcome."""
         state, new_messages = await self._begin()
         while True:
+            self.state = state
             reply = await self._reply(state, new_messages)
             if reply is None:
                 return "truncated", await self._conclude(state)
@@ -238,6 +246,16 @@ class _Episode:
                 return None
             check_outcome(outcome)
             return outcome.copied()
+
+    async def abandon(self) -> None:
+        """Let the environment release what the failed episode holds. If this fails too, a warning says so."""
+        if self.state is None:
+            return
+        try:
+            with self._environment_code():
+                await self.timeouts.step(self.environment.abandon(self.state), self.state.turn_count)
+        except (RolloutTimeout, UserCodeError) as failure:
+            logger.warning("episode %s %d is not released: %s", self.copies.scenario.id, self.sample, failure)
 
     def _environment_code(self) -> user_code:
         return user_code("", passes=lambda error: isinstance(error, RolloutTimeout))

@@ -25,6 +25,11 @@ class BabyAILevel(Level):
     id: str
     """Id of the environment, such as `BabyAI-GoToLocal-v0`."""
 
+    @property
+    def generator(self) -> str:
+        """Id without the name of the family."""
+        return self.id.removeprefix("BabyAI-")
+
 
 def babyai_scenarios(levels: Sequence[BabyAILevel]) -> Iterator[dict[str, Any]]:
     """Records of the levels' scenarios, for a source of kind python. Raises `DataError` for an exhausted level."""
@@ -60,7 +65,6 @@ def bot_actions(scenario: Scenario) -> list[str]:
 def _draw(level: BabyAILevel, part: Part, number: int | None, drawn: set[str]) -> Iterator[dict[str, Any]]:
     """Draw different worlds of a level. If no number is given, draw without end."""
     env = make_text_env(level.id, level.options)
-    name = level.id.removeprefix("BabyAI-")
     options = {"options": level.options} if level.options else {}
 
     def start(seed: int) -> tuple[str | None, str]:
@@ -69,12 +73,12 @@ def _draw(level: BabyAILevel, part: Part, number: int | None, drawn: set[str]) -
 
     for world in draw_worlds(start, part, number, name=f"level {level.id}", drawn=drawn):
         yield {
-            "id": f"{name}-{world.seed}",
-            "topic": name,
+            "id": f"{level.category}-{world.seed}",
+            "topic": level.category,
             "user_responses": [world.opening],
             "world": {"id": level.id, **options, "seed": world.seed, "digest": world.digest},
             "metadata": {
-                "category": name,
+                "category": level.category,
                 "source": "minigrid",
                 "licence": "MIT",
                 "identity": f"{level.id} {world.digest}",

@@ -68,23 +68,34 @@ class MinigridText(gymnasium.Wrapper[str, str, Any, Any]):
         return describe(observation["image"]), reward, terminated, truncated, {**info, "is_success": success}
 
     def state_digest(self) -> str:
-        """Digest of cells, position, direction, the carried object and the mission, 16 hex digits.
+        """Digest of cells, position, direction, the carried object, the mission and its completed parts, 16 hex digits.
 
         The number of steps is not in it, so that an episode is in the same state if it comes back to a place.
         """
         grid = self._grid
         carried = None if grid.carrying is None else grid.carrying.encode()
-        parts = (
+        parts: tuple[Any, ...] = (
             grid.grid.encode().tolist(),
             [int(place) for place in grid.agent_pos],
             int(grid.agent_dir),
             carried,
             grid.mission,
         )
+        completed = list(_completed(getattr(grid, "instrs", None)))
+        if any(completed):  # before that the digest is the one of the world, which scenarios name
+            parts += (completed,)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def _actions(self) -> str:
         return f"Actions: {', '.join(self.action_names)}."
+
+
+def _completed(instruction: Any) -> Iterator[bool]:
+    """For each part of a mission such as "open A, then go to B", whether it is completed. Nothing for one action."""
+    for part in ("a", "b"):
+        if hasattr(instruction, f"instr_{part}"):
+            yield getattr(instruction, f"{part}_done") == "success"
+            yield from _completed(getattr(instruction, f"instr_{part}"))
 
 
 def describe(image: Any) -> str:

@@ -21,8 +21,12 @@ import copy
 import functools
 import json
 import math
+import random
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from grpo.agents.tools import call_on_thread
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id, world_digest
@@ -42,6 +46,7 @@ except ModuleNotFoundError as error:
 from grpo.environments.reasoning_gym.verifiers import constant_answer, evaluating_call  # isort: skip
 
 TRY_AGAIN = "That is not right. Try again."
+_making = threading.Lock()
 
 
 class ReasoningGymEnvironment(Environment):
@@ -127,6 +132,30 @@ def _load_task(name: str, options: str) -> ProceduralDataset:
     return task
 
 
+def make_entry(name: str, options: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Question `index` of a task, with its answer and metadata. Raises `DataError`, see `make_task`.
+
+    Some tasks draw from the generators of the process, which other threads use as well. One question is therefore made
+    at a time, both generators are seeded with the index, and their states are set back.
+    """
+    return copy.deepcopy(_make_entry(name, json.dumps(options, sort_keys=True), index))
+
+
+@functools.lru_cache(maxsize=4096)
+def _make_entry(name: str, options: str, index: int) -> dict[str, Any]:
+    task = _load_task(name, options)
+    with _making:
+        states = random.getstate(), np.random.get_state()
+        random.seed(index)
+        np.random.seed(index)
+        try:
+            entry: dict[str, Any] = task[index]
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+    return entry
+
+
 def _entry(scenario: Scenario) -> dict[str, Any]:
     """Question, answer and metadata of a scenario. Raises `DataError` if its world makes another question."""
     world = scenario.world
@@ -135,7 +164,7 @@ def _entry(scenario: Scenario) -> dict[str, Any]:
             f'scenario {scenario.id}: world needs a task and an index, {{"task": "chain_sum", "options": {{"seed": 0, '
             f'"size": 12000}}, "index": 17}}, got {str(dict(world))[:100]}'
         )
-    entry: dict[str, Any] = make_task(world["task"], world.get("options", {}))[world["index"]]
+    entry = make_entry(world["task"], world.get("options", {}), world["index"])
     if scenario.user_responses != (entry["question"],):
         raise DataError(
             f"scenario {scenario.id} asks another question than its world makes now, {entry['question']!r:.200}, "

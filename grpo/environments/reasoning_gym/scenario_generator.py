@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from grpo.environments.levels import NamedLevel, draw_splits
-from grpo.environments.reasoning_gym.environment import make_task
+from grpo.environments.levels import Level, draw_splits
+from grpo.environments.reasoning_gym.environment import make_entry
 from grpo.errors import DataError
 from grpo.scenarios.split import HELDOUT_SHARE, assign_split
 
@@ -25,7 +25,7 @@ _INDICES = {"train": range(4_000), "heldout": range(4_000, 8_000), "demonstratio
 _SIZE = 12_000
 
 
-class ReasoningTask(NamedLevel):
+class ReasoningTask(Level):
     """Number of questions of a task."""
 
     task: str
@@ -71,10 +71,9 @@ def _draw(task: ReasoningTask, part: str, number: int, seed: int, drawn: set[str
 def _different(task: ReasoningTask, part: str, seed: int, drawn: set[str]) -> Iterator[dict[str, Any]]:
     """Yield scenarios with questions that were not drawn before."""
     options = {**task.options, "seed": seed, "size": _SIZE}
-    generator = make_task(task.task, options)
     side = "heldout" if part == "heldout" else "train"
     for index in _INDICES[part]:
-        entry = generator[index]
+        entry = make_entry(task.task, options, index)
         digest = hashlib.sha256(entry["question"].encode()).hexdigest()[:16]
         if digest in drawn or assign_split(digest, share=HELDOUT_SHARE) != side:
             continue

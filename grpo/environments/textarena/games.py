@@ -101,13 +101,12 @@ class ArenaGame(TextGame):
             over, _ = self._env.step(action)
         if not over:
             return GameTurn(text=self._unread())
-        return GameTurn(text="", reward=float(self._env.state.rewards[0]), over=True)
+        return GameTurn(text="", reward=self._reward, over=True)
 
     @property
     def success(self) -> bool:
         """True if the game ended with reward 1."""
-        rewards = self._env.state.rewards
-        return rewards is not None and rewards[0] >= 1
+        return self._env.state.rewards is not None and self._reward >= 1
 
     def state_digest(self) -> str:
         """Digest of the opening, the game's state and its allowance of invalid moves, 16 hex digits.
@@ -129,6 +128,12 @@ class ArenaGame(TextGame):
     def env(self) -> Any:
         """TextArena's object."""
         return self._env.env
+
+    @property
+    def _reward(self) -> float:
+        """Reward of a game that has ended. It is 0 if TextArena has swapped it with the reason of an invalid move."""
+        reward = self._env.state.rewards[0]
+        return float(reward) if isinstance(reward, (int, float)) else 0.0
 
     def _unread(self) -> str:
         """Messages that the player has not read yet, without its own."""

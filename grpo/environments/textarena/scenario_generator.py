@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo.environments.levels import NamedLevel, draw_splits
+from grpo.environments.levels import Level, draw_splits
 from grpo.environments.seeded_worlds import Part, demonstrate, draw_worlds
 from grpo.environments.textarena.environment import TextArenaEnvironment
 from grpo.environments.textarena.games import ArenaGame
@@ -18,7 +18,7 @@ from grpo.environments.textarena.players import player_actions
 import textarena  # isort: skip
 
 
-class ArenaLevel(NamedLevel):
+class ArenaLevel(Level):
     """Number of worlds of a game."""
 
     game: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo.environments.levels import NamedLevel, draw_splits
+from grpo.environments.levels import Level, draw_splits
 from grpo.environments.seeded_worlds import Part, demonstrate, draw_worlds
 from grpo.environments.textworld.environment import TextWorldEnvironment, game_of
 from grpo.environments.textworld.games import TextWorldGame
@@ -17,7 +17,7 @@ from grpo.environments.textworld.games import TextWorldGame
 import textworld  # isort: skip
 
 
-class TextWorldLevel(NamedLevel):
+class TextWorldLevel(Level):
     """Number of worlds of a maker."""
 
     maker: str

@@ -64,10 +64,13 @@ class AssertionJudge:
         checks = {f"assertion_{number}": verdict.score == 1 for number, verdict in enumerate(verdicts, start=1)}
         return replace(
             trajectory,
-            outcome=Outcome.of(
-                {**outcome.checks, **checks},
-                unjudged=tuple(part for part in outcome.unjudged if part != NL_ASSERTION),
-                state=outcome.state,
+            outcome=replace(
+                Outcome.of(
+                    {**outcome.checks, **checks},
+                    unjudged=tuple(part for part in outcome.unjudged if part != NL_ASSERTION),
+                    state=outcome.state,
+                ),
+                reward=outcome.reward,
             ),
             reward_metadata={
                 **trajectory.reward_metadata,

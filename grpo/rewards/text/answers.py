@@ -12,6 +12,8 @@ from fractions import Fraction
 
 _GAP = "[, \u00a0\u2009\u202f]"
 _PARTS = "[¼-¾⅐-⅞]"
+_MOST_DIGITS = 300
+"""Digits beyond which a number is not read, because Python converts neither such a text nor such a fraction."""
 _NUMBER = re.compile(
     rf"(?<![\w.])(?P<sign>[-−]\s?)?[$€£]?\s?(?P<inner>[-−])?"
     rf"(?:(?P<whole>\d{{1,3}}(?:{_GAP}\d{{3}})+(?!\d)|\d+)(?P<decimals>\.\d+)?|(?P<bare>\.\d+)|(?P<part>{_PARTS}))"
@@ -35,7 +37,7 @@ def numbers(text: str) -> list[Fraction]:
     asserted = []
     for match in _NUMBER.finditer(text):
         before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 30]
-        if not _DENIED_BEFORE.search(before) and not _DENIED_AFTER.match(after):
+        if _is_read(match) and not _DENIED_BEFORE.search(before) and not _DENIED_AFTER.match(after):
             asserted.append(_value(match))
     return asserted
 
@@ -70,7 +72,13 @@ def parse_quantity(text: str) -> Fraction | None:
     """
     plain = text.replace("#", " ").strip()
     match = _NUMBER.match(plain)
-    return _value(match) if match and re.fullmatch(r"[\s%°]*[^\W\d]*\.?", plain[match.end() :]) else None
+    if not match or not _is_read(match) or not re.fullmatch(r"[\s%°]*[^\W\d]*\.?", plain[match.end() :]):
+        return None
+    return _value(match)
+
+
+def _is_read(match: re.Match[str]) -> bool:
+    return sum(character.isdecimal() for character in match.group()) <= _MOST_DIGITS
 
 
 def _value(match: re.Match[str]) -> Fraction:

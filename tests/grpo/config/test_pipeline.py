@@ -123,7 +123,7 @@ def test_resamples_that_no_machine_gets_through_are_refused(tmp_path: Path):
 @pytest.mark.parametrize("section", ["rollout", "evaluation"])
 def test_a_temperature_that_no_distribution_is_sampled_at_is_refused(tmp_path: Path, section: str, temperature: float):
     """A rollout without spread has no advantages; the least that is taken is 1e-5."""
-    config = short_run(tmp_path)
+    config = changed(short_run(tmp_path), gates=[{"kind": "improvement"}])
     assert PipelineConfig.model_validate(changed(config, **{section: {"temperature": 1e-5}}))
     with pytest.raises(ValidationError, match=f"{section}.temperature"):
         PipelineConfig.model_validate(changed(config, **{section: {"temperature": temperature}}))
@@ -209,3 +209,14 @@ def test_sharded_weights_go_with_passes_in_bfloat16(tmp_path: Path):
     assert PipelineConfig.model_validate(playable).training.sharding == "sharded"
     with pytest.raises(ValidationError, match=r"policy\.dtype bfloat16 cannot be combined with precision bf16"):
         PipelineConfig.model_validate(changed(playable, training={"precision": "bf16"}))
+
+
+def test_a_greedy_evaluation_is_refused_with_the_gate_of_the_kl(tmp_path: Path):
+    """One other token counts thousands of nats there. The default gates include it; others may be listed."""
+    greedy = changed(short_run(tmp_path), evaluation={"temperature": 1e-5})
+    with pytest.raises(
+        ValidationError, match=r"evaluation\.temperature 1e-05: the gate kl .* or list gates without kl"
+    ):
+        PipelineConfig.model_validate(greedy)
+    assert PipelineConfig.model_validate(changed(greedy, gates=[{"kind": "improvement"}]))
+    assert PipelineConfig.model_validate(changed(greedy, evaluation={"temperature": 0.1}))

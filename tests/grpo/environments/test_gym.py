@@ -11,6 +11,7 @@ import pytest
 from grpo.config.environments import GymEnvironmentSettings, PythonEnvironmentSettings
 from grpo.environments.catalog import make_environment
 from grpo.environments.environment import Environment
+from grpo.environments.gym import GymEnvironment
 from grpo.errors import ConfigError, DataError, OutcomeError
 from grpo.messages import Message
 from grpo.scenario import Scenario
@@ -178,3 +179,35 @@ def test_the_other_kind_is_named_for_a_class_that_is_not_an_environment() -> Non
         ConfigError, match="Derive it from Environment, or set kind: gym, for classes with reset and step"
     ):
         make_environment(settings)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_the_instance_of_a_failed_episode_is_closed(method: str) -> None:
+    """It may hold a session of a server, and `conclude` does not get it."""
+    closed = []
+
+    class Lost:
+        def reset(self) -> str:
+            if method == "reset":
+                raise RuntimeError("no session")
+            return "Go."
+
+        def step(self, action: str) -> tuple[str, float, bool, dict[str, object]]:
+            raise RuntimeError("lost")
+
+        def close(self) -> None:
+            closed.append(self)
+
+    world = GymEnvironment(Lost)
+    closed.clear()  # of the probe
+
+    async def run() -> None:
+        state = await world.reset(SCENARIO, seed=0)
+        await world.abandon(state)
+
+    if method == "reset":
+        with pytest.raises(RuntimeError, match="no session"):
+            asyncio.run(run())
+    else:
+        asyncio.run(run())
+    assert len(closed) == 1

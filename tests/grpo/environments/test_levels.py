@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo.environments.levels import NamedLevel, draw_splits
+from grpo.environments.levels import Level, draw_splits
 from grpo.environments.seeded_worlds import Part
+from grpo.errors import DataError
 
 
-class Dice(NamedLevel):
+class Dice(Level):
     sides: int
 
     @property
@@ -43,3 +44,11 @@ def test_a_negative_number_of_scenarios_is_refused():
     """The error names the field."""
     with pytest.raises(ValidationError, match="heldout"):
         Dice(sides=6, heldout=-1)
+
+
+def test_two_levels_with_different_options_need_two_names():
+    """The same options may be listed twice, for example once for each split."""
+    twice = [Dice(sides=6, train=1), Dice(sides=6, heldout=1)]
+    assert len(list(draw_splits(twice, _draw))) == 2
+    with pytest.raises(DataError, match=r"two levels are called d6, with options {} and {'loaded': True}\. Give one"):
+        list(draw_splits([Dice(sides=6, train=1), Dice(sides=6, options={"loaded": True}, heldout=1)], _draw))

@@ -14,6 +14,7 @@ from grpo.config.environments import TaskSettings
 from grpo.environments.catalog import load_worlds, make_environment
 from grpo.environments.environment import StepResult
 from grpo.environments.task import TaskEnvironment
+from grpo.environments.world import describe_function
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, ToolCall
 from grpo.renderers.reply_format import HERMES
@@ -439,3 +440,42 @@ def test_with_actions_in_the_basis_the_calls_must_have_been_made(compared: Any, 
     wish = CANCELLING if compared is None else {**CANCELLING, "compare_args": compared}
     outcome = _outcome(_desk(), _based("ACTION", calls=[wish]), _call("cancel", order=order), _reply("Done."))
     assert (outcome.success, dict(outcome.checks)) == (made, {"calls_made": made})
+
+
+@pytest.mark.parametrize(
+    ("world", "calls"),
+    [
+        ("MathAPI", [("add", {"a": 10**400, "b": 1.5})]),
+        ("MathAPI", [("standard_deviation", {"numbers": [10**400, 1]})]),
+        (
+            "TicketAPI",
+            [
+                ("ticket_login", {"username": "a", "password": "b"}),
+                ("create_ticket", {"title": "t"}),
+                ("edit_ticket", {"ticket_id": 1, "updates": {"status": 5}}),
+                ("get_user_tickets", {"status": "open"}),
+            ],
+        ),
+    ],
+)
+def test_arguments_that_a_shipped_function_cannot_take_are_a_result(
+    world: str, calls: list[tuple[str, dict[str, Any]]]
+):
+    """An integer of 400 digits, and a status that is no text: the model reads an error, and the episode goes on."""
+    worlds = load_worlds()
+    functions = next(one for one in worlds if one.state_key == world).functions
+    tools = tuple(
+        {"name": name, "parameters": dict(describe_function(functions[name]).parameters)} for name, _ in calls
+    )
+    case = Scenario(id="a", user_responses=("x",), tools=tools, world={world: {}}, expected=Expected(responses=("y",)))
+
+    async def run() -> str:
+        environment = TaskEnvironment(worlds=worlds)
+        state = await environment.reset(case)
+        for name, arguments in calls:
+            result = await environment.step(state, _call(name, **arguments))
+            state = result.state
+        assert result.response is not None
+        return result.response.content
+
+    assert f"{calls[-1][0]} cannot take these arguments" in asyncio.run(run())

@@ -233,3 +233,12 @@ def test_turn_rewards_are_compared_with_success_over_all_rounds():
     plain = summarize([_judged("a", 1.0)])
     assert plain.turn_rewards is None
     assert first.joined(plain).turn_rewards == first.turn_rewards
+
+
+def test_a_component_that_some_episodes_lack_is_averaged_over_those_that_have_it():
+    """1 of 2 episodes with 1, then 3 of 3 with 0: a quarter, and not the half of 1 and 0."""
+    first = [_judged("a", 1.0, breakdown={"tone": 1.0}), _judged("a", 0.0, breakdown={})]
+    second = [_judged("b", 0.0, breakdown={"tone": 0.0}) for _ in range(3)]
+    joined = summarize(first).joined(summarize(second))
+    assert joined.components == {"tone": 0.25}
+    assert joined.component_counts == {"tone": 4}

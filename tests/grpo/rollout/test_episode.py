@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,61 @@ def test_tokens_mask_and_log_probabilities_have_their_types_without_a_reply_too(
     assert [array.dtype.name for array in arrays] == ["int32", "bool", "float32"]
     assert all((len(array) == 0) is fails for array in arrays)
     assert str(trajectory.error).startswith("LookupError: no such order (test_episode.py:" if fails else "None")
+
+
+class Empty(ConversationEnvironment):
+    """The digest of the first state is an empty text, such as the guesses so far."""
+
+    def state_digest(self, state: EnvironmentState) -> str | None:
+        return "x" * state.turn_count
+
+
+def test_an_empty_text_is_a_digest_too(renderer: Renderer):
+    """One digest for each turn."""
+    assert _run_episode(renderer, Empty()).turn_states == ("", "x", "xx")
+
+
+class Session(ConversationEnvironment):
+    """Fails at the second step, and counts what it releases."""
+
+    def __init__(self, *, hangs: bool = False, stuck: bool = False) -> None:
+        super().__init__()
+        self.hangs, self.stuck, self.released = hangs, stuck, 0
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        if state.turn_count == 1:
+            if self.hangs:
+                await asyncio.sleep(60)
+            raise RuntimeError("lost the session")
+        return await super().step(state, action)
+
+    async def abandon(self, state: EnvironmentState) -> None:
+        assert state.turn_count == 1
+        self.released += 1
+        if self.stuck:
+            raise RuntimeError("cannot close")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_failed_episode_is_released_by_its_environment(renderer: Renderer, hangs: bool):
+    """Once, with its last state, after an exception and after a timeout."""
+    world = Session(hangs=hangs)
+    trajectory = _run_episode(renderer, world, step_timeout_s=0.2, error_budget=1.0)
+    assert (trajectory.stop, world.released) == ("failed", 1)
+
+
+def test_an_episode_that_ends_is_not_abandoned(renderer: Renderer):
+    """`conclude` gets it."""
+    world = Session()
+    world.step = super(Session, world).step  # type: ignore[method-assign]
+    assert (_run_episode(renderer, world).stop, world.released) == ("terminated", 0)
+
+
+def test_an_environment_that_cannot_release_an_episode_is_named_in_a_warning(
+    renderer: Renderer, caplog: pytest.LogCaptureFixture
+):
+    """The episode keeps the reason of its failure."""
+    trajectory = _run_episode(renderer, Session(stuck=True), error_budget=1.0)
+    assert "lost the session" in (trajectory.error or "")
+    assert "is not released: " in caplog.text
+    assert "cannot close" in caplog.text

@@ -20,7 +20,11 @@ from grpo.scenario import Scenario
 gymnasium = pytest.importorskip("gymnasium", reason="the extra minigrid is not installed")
 pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
 from grpo.environments.gymnasium_text.babyai import BabyAILevel, babyai_scenarios, bot_actions  # noqa: E402
-from grpo.environments.gymnasium_text.environment import GymnasiumTextEnvironment  # noqa: E402
+from grpo.environments.gymnasium_text.environment import (  # noqa: E402
+    GymnasiumTextEnvironment,
+    env_digest,
+    make_text_env,
+)
 
 LEVELS = ("GoToObj", "GoToLocal", "GoToRedBall", "GoToDoor", "OpenDoor", "PickupLoc")
 
@@ -221,3 +225,32 @@ def test_a_game_that_computes_does_not_stop_the_other_episodes():
         return [result.state.history[-1].content for result in results]
 
     assert asyncio.run(together()) == ["True", "done"]
+
+
+def test_the_first_part_of_a_mission_is_part_of_the_state():
+    """ "Open the red door, then …": the same world before and after the first part counts as completed.
+
+    The mission's own record is set by hand, so that the world itself stays the same.
+    """
+    env = make_text_env("BabyAI-GoToSeqS5R2-v0", {})
+    for seed in range(50):
+        env.reset(seed=seed)
+        if hasattr(instruction := env.unwrapped.instrs, "instr_a"):
+            break
+    before = env_digest(env)
+    instruction.a_done = "continue"
+    assert env_digest(env) == before
+    instruction.a_done = "success"
+    assert env_digest(env) != before
+
+
+def test_one_level_with_two_sizes_is_two_levels():
+    """They need names of their own, which are the categories and begin the ids."""
+    id = "BabyAI-GoToLocal-v0"
+    small = BabyAILevel(id=id, options={"room_size": 6, "num_dists": 2}, train=3, name="small")
+    large = BabyAILevel(id=id, options={"room_size": 8, "num_dists": 2}, train=3)
+    records = list(babyai_scenarios([small, large]))
+    assert len({record["id"] for record in records}) == 6
+    assert [record["metadata"]["category"] for record in records] == ["small"] * 3 + ["GoToLocal-v0"] * 3
+    with pytest.raises(DataError, match="two levels are called GoToLocal-v0"):
+        list(babyai_scenarios([small.model_copy(update={"name": ""}), large]))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo.config.environments import ReasoningGymSettings
@@ -20,7 +23,13 @@ from grpo.messages import Message
 from grpo.scenario import Scenario
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra reasoning is not installed")
-from grpo.environments.reasoning_gym.environment import TRY_AGAIN, ReasoningGymEnvironment, make_task  # noqa: E402
+from grpo.environments.reasoning_gym.environment import (  # noqa: E402
+    TRY_AGAIN,
+    ReasoningGymEnvironment,
+    _make_entry,
+    make_entry,
+    make_task,
+)
 from grpo.environments.reasoning_gym.scenario_generator import ReasoningTask, reasoning_scenarios  # noqa: E402
 from grpo.environments.reasoning_gym.verifiers import constant_answer, evaluating_call  # noqa: E402
 
@@ -217,3 +226,27 @@ def test_a_task_that_scores_a_constant_as_right_is_refused(task: str, constant: 
 def test_a_task_with_one_frequent_answer_is_not_refused():
     """Three of four course schedules cannot be finished, so that `False` is often right because it is the answer."""
     assert [constant_answer(task) for task in ("course_schedule", "coin_flip", *TASKS)] == [None, "0", *[None] * 7]
+
+
+@pytest.mark.parametrize("task", ["pool_matrix", "list_functions"])
+def test_a_task_that_draws_from_the_process_asks_the_same_question_in_each_thread(task: str):
+    """Eight threads at once make the questions of one thread, and the generators of the process go on as before."""
+    options = {"seed": 0, "size": 12_000}
+    alone = [make_entry(task, options, index)["question"] for index in range(24)]
+    _make_entry.cache_clear()
+    random.seed(5)
+    np.random.seed(5)
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda index: make_entry(task, options, index)["question"], range(24)))
+    drawn = random.random(), np.random.random()
+    random.seed(5)
+    np.random.seed(5)
+    assert together == alone
+    assert drawn == (random.random(), np.random.random())
+
+
+def test_what_a_verifier_changes_in_an_entry_changes_no_other():
+    """Each caller gets a copy."""
+    options = {"seed": 0, "size": 12_000}
+    make_entry("gcd", options, 3)["metadata"].clear()
+    assert make_entry("gcd", options, 3)["metadata"]

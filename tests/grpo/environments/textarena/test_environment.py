@@ -290,3 +290,12 @@ def test_a_number_that_python_does_not_convert_is_answered_in_words(game: str, a
     state = play(TextArenaEnvironment(), scenario(game), action.format("9" * 5_000), action.format(1))
     assert state.history[2].content == "That is not an action: it has a number of more than 400 digits."
     assert state.history[4:] == () or "400 digits" not in state.history[4].content
+
+
+@pytest.mark.parametrize("game", sorted(GAMES))
+def test_invalid_moves_until_the_end_lose_the_game(game: str):
+    """Words instead of a move: TextArena's Three-Card Monte swaps the reward with the reason, which is not a number."""
+    environment = make_environment(TextArenaSettings(kind="textarena"))
+    outcome = environment.verify(play(environment, scenario(game, 1), *["I do not know."] * 12))
+    assert outcome.success is False
+    assert outcome.reward == (-1.0 if game == "Secretary" else 0.0)

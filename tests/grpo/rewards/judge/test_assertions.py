@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,12 @@ def test_the_reward_sees_the_completed_outcome(model: Model, tmp_path: Path):
     assert without.error is not None
     assert "NL_ASSERTION of scenario s is not judged" in without.error
     assert with_judge.reward_metadata["assertions_judge"] == f"{model.url}#clerk"
+
+
+def test_the_reward_of_the_environment_stays(model: Model, tmp_path: Path):
+    """The judge completes success; the environment's own .7 is still there for the reward `environment`."""
+    model.answers = [_verdicts(lambda text: 1)]
+    outcome = replace(Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",)), reward=0.7)
+    completed = asyncio.run(_judge(model, tmp_path).complete_outcome(_unjudged(outcome=outcome), SCENARIO))
+    assert completed.outcome is not None
+    assert (completed.outcome.success, completed.outcome.reward) == (True, 0.7)

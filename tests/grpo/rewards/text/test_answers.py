@@ -87,3 +87,14 @@ def test_no_denied_and_no_neighbouring_answer_of_gsm8k_is_taken_for_the_label(so
         value = Fraction(label.replace(",", ""))
         assert final_answer(f"{worked}\nThe answer is not {label}.") != value
         assert final_answer(f"{worked}\nThe answer is {value + 1}.") != value
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 5000, "1." + "9" * 5000, "1/" + "9" * 5000, "1 1/" + "9" * 5000, "-" + "9" * 301]
+)
+def test_a_number_of_more_than_300_digits_is_not_read(text: str):
+    """A policy in a loop of digits writes them; Python converts at most 4,300, and floats end at 308."""
+    assert numbers(f"It is {text} or 7.") == [7]
+    assert final_answer(f"#### {text}") is None
+    assert parse_quantity(text) is None
+    assert numbers("9" * 300) == [int("9" * 300)]

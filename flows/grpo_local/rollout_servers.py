@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import threading
 import time
@@ -43,6 +44,7 @@ from grpo_local.managed_process import ManagedProcess, reserved_port
 from grpo_local.restarts import Restarts, supervise_once
 from grpo_local.service_logs import rotate_logs
 from grpo_tasks.execution.executor import StageExecutor, stage_executor
+from grpo_tasks.execution.retries import patient
 from grpo_tasks.execution.stage import Call
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,7 @@ class RunServers:
         """Start the servers if one of these calls is a rollout that has to be computed. Raises like `start`."""
         if self._watcher is not None or calls[0].stage.name not in _STAGES:
             return
-        if any(call.stage.find(call.inputs) is None for call in calls):
+        if not all(map(_is_stored, calls)):
             self.start()
 
     def start(self) -> None:
@@ -149,6 +151,12 @@ def rollout_servers(settings: StartedServers) -> Iterator[RunServers]:
                             remove(log)
 
 
+@patient
+def _is_stored(call: Call[Any]) -> bool:
+    """True if the result of a call is in the store, so that it need not be computed."""
+    return call.stage.find(call.inputs) is not None
+
+
 def _service(settings: StartedServers, number: int, port: int, *, folder: Path, log: Path) -> ManagedProcess:
     """One server. Its home is in the folder of the run's servers."""
     place = folder / str(number)
@@ -160,7 +168,7 @@ def _service(settings: StartedServers, number: int, port: int, *, folder: Path, 
         keys=str(folder / "keys.json"),
         drain_s=0,
         engine=EngineSettings(threads=threads),
-        rollouts=RolloutServingSettings(),
+        rollouts=RolloutServingSettings(weights_bytes=shutil.disk_usage(folder).free),  # only this run has the key
     )
     file = place / "serve.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")

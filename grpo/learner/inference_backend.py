@@ -10,13 +10,16 @@ from grpo.config.rollout import RolloutSettings
 from grpo.errors import PolicyError
 from grpo.learner.checkpoints import load_policy, read_state, weight_files
 from grpo.learner.server_check import turn_fault
+from grpo.policy.servers.model_files import HeldFile, Weights
 from grpo.policy.servers.policy import ServersPolicy, server_urls
 from grpo.policy.servers.protocol import WeightsRequest
-from grpo.policy.servers.server import HeldFile, Weights
 from grpo.policy.transformers.model import TransformersPolicy
 
 if TYPE_CHECKING:
     from grpo.policy.vllm import VLLMPolicy
+
+_SILENT_SHARE = 0.75
+"""Share of the time of a turn after which a server that has answered none counts as gone, before turns end by it."""
 
 
 def make_inference_backend(
@@ -76,11 +79,13 @@ def make_servers_policy(
             request=WeightsRequest(version=state.policy_hash, files=files, base=base_files),
             files={digest: HeldFile(path) for digest, path in paths.items()},
             vocabulary=int(policy.model.get_input_embeddings().num_embeddings),
+            max_context=min(policy.max_context, settings.max_context),
         ),
         policy.tokenizer,
         partial(turn_fault, policy),
         max_context=policy.max_context,
         hedge_s=settings.hedge_s,
+        silent_s=_SILENT_SHARE * settings.turn_timeout_s,
         pause_s=pause_s,
         tries=tries,
     )

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from traceback import extract_tb
@@ -42,10 +43,12 @@ def main(path: Path, launcher: int, *, once: bool = False) -> None:
     threading.Thread(target=_exit_without_launcher, args=(launcher,), daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    settings = UpdateRequest.model_validate_json(path.read_bytes()).settings
     # a file, because a port would answer every user of the machine, and torch unpickles what it reads there
     distributed.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
         init_method=path.with_name(MEETING).absolute().as_uri(),
+        timeout=timedelta(seconds=settings.update_timeout_s),  # others wait while rank 0 writes a large checkpoint
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
@@ -95,9 +98,15 @@ class _ErrorWriter:
 
 
 def _is_of_another_process(traceback: TracebackType | None) -> bool:
-    """True if the error is one of communication, because another process failed. Its reason is not known here."""
-    frames = extract_tb(traceback)
-    return bool(frames) and "/torch/distributed/" in frames[-1].filename
+    """True if the error is one of communication, because another process failed. Its reason is not known here.
+
+    A functional collective waits in `torch/_ops.py`. So does an operation on a process's own shard, which `_dispatch`
+    calls, and an error there is its own.
+    """
+    files = [frame.filename for frame in extract_tb(traceback)]
+    while files and files[-1].endswith("/torch/_ops.py"):
+        files.pop()
+    return bool(files) and "/torch/distributed/" in files[-1] and not files[-1].endswith("/tensor/_dispatch.py")
 
 
 def _exit_without_launcher(launcher: int) -> None:

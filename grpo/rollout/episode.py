@@ -169,6 +169,8 @@ class _Episode:
             self.state = state
             reply = await self._reply(state, new_messages)
             if reply is None:
+                if self.points:
+                    self.points.pop()  # no turn begins there
                 return "truncated", await self._conclude(state)
             if reply.length_limited and self.on_truncation == "end":
                 return "truncated", await self._conclude(state, cut_off=reply.message)

@@ -147,7 +147,8 @@ class LiveRollouts:
         self._rollouts: dict[str, LiveRollout] = {}
 
     def keep(self, window: str, rollout: LiveRollout) -> None:
-        """Let a rollout go on after a window, until it is claimed or ended."""
+        """Let a rollout go on after a window, until it is claimed or ended. Another one after this window is ended."""
+        self.end(window)
         self._rollouts[window] = rollout
 
     def claim(self, window: str) -> LiveRollout | None:

@@ -15,17 +15,18 @@ lost is the time of one turn, and nothing has to be streamed.
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from grpo.config.rollout import StartedServers
 from grpo.errors import ConfigError, PolicyError
 from grpo.policy.policy import Generation, Prompt, Sampling
+from grpo.policy.servers.model_files import Weights
+from grpo.policy.servers.pool import ServerPool
 from grpo.policy.servers.protocol import TurnReply, TurnRequest
-from grpo.policy.servers.server import Check, RolloutServer, ServerFault, Weights, WrongWeights
+from grpo.policy.servers.server import Check, RolloutServer
 from grpo.renderers.chat_template import Renderer
 from grpo.trajectories import PolicySpan
 
@@ -54,16 +55,20 @@ class ServersPolicy:
         *,
         max_context: int,
         hedge_s: float,
+        silent_s: float,
         pause_s: float = 0.5,
         tries: int = 5,
     ) -> None:
-        """`pause_s` is the first pause after a failure. After `tries` failures in a row a server counts as gone."""
+        """`pause_s` is the first pause after a failure.
+
+        A server counts as gone after `tries` failures in a row, and if it answers no turn for `silent_s`.
+        """
         self._key = server_key()
         self.hash = weights.request.version
         self.max_context = max_context
         self.tokenizer = tokenizer
         self._urls, self._weights, self._check = urls, weights, check
-        self._hedge_s, self._pause_s, self._tries = hedge_s, pause_s, tries
+        self._hedge_s, self._silent_s, self._pause_s, self._tries = hedge_s, silent_s, pause_s, tries
 
     @asynccontextmanager
     async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[ServersSampler]:
@@ -74,15 +79,23 @@ class ServersPolicy:
             sampler.replace_policy(self)
             del self  # a rollout that goes on with later versions does not keep the model of the first one
             yield sampler
+            await sampler.settle()
         finally:
             await sampler.close()
 
-    def open_pool(self) -> _Pool:
+    def open_pool(self) -> ServerPool:
         """The servers for this version. Call it on the event loop of the rollout, and close the pool."""
         servers = [
             RolloutServer(url, self._weights, self._key, self._check, pause_s=self._pause_s) for url in self._urls
         ]
-        return _Pool(servers, version=self.hash, hedge_s=self._hedge_s, pause_s=self._pause_s, tries=self._tries)
+        return ServerPool(
+            servers,
+            version=self.hash,
+            hedge_s=self._hedge_s,
+            silent_s=self._silent_s,
+            pause_s=self._pause_s,
+            tries=self._tries,
+        )
 
 
 class ServersSampler:
@@ -90,14 +103,14 @@ class ServersSampler:
 
     def __init__(self, stop_ids: tuple[int, ...]) -> None:
         self.stop_ids = stop_ids
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, ServerPool] = {}
         """Servers of the versions that are prepared, in use, or still generate turns."""
         self._version = ""
         self._prepared: list[str] = []
         """Versions that are prepared, or are being prepared, and are not in use yet."""
 
     @property
-    def pool(self) -> _Pool:
+    def pool(self) -> ServerPool:
         """Servers of the newest version."""
         return self._pools[self._version]
 
@@ -133,6 +146,11 @@ class ServersSampler:
         unused = [version for version, pool in self._pools.items() if version not in needed and not pool.is_asked]
         for pool in [self._pools.pop(version) for version in unused]:
             await pool.close()
+
+    async def settle(self) -> None:
+        """Wait for the checks of turns that are in progress. Raises `WrongWeights` if one of them fails."""
+        for pool in tuple(self._pools.values()):
+            await pool.settle()
 
     async def close(self) -> None:
         """Close the connections to the servers."""
@@ -173,8 +191,8 @@ class ServersSession:
             cached_tokens=reply.cached_tokens,
         )
 
-    async def _ask(self, pool: _Pool, sampling: Sampling) -> TurnReply | None:
-        """Reply to the turn after the tokens so far, see `_Pool.ask`."""
+    async def _ask(self, pool: ServerPool, sampling: Sampling) -> TurnReply | None:
+        """Reply to the turn after the tokens so far, see `ServerPool.ask`."""
         spans = [span for span in self.policy_spans if span.start < len(self._ids)]
         if not spans or spans[-1].policy_hash != pool.version:
             spans.append(PolicySpan(policy_hash=pool.version, start=len(self._ids)))
@@ -212,126 +230,6 @@ class ServersSession:
     def close(self) -> None:
         """See `Session.close`."""
         self.move(None)
-
-
-class _Pool:
-    """The servers of a rollout, for one version of the policy."""
-
-    def __init__(
-        self, servers: Sequence[RolloutServer], *, version: str, hedge_s: float, pause_s: float, tries: int
-    ) -> None:
-        self.version = version
-        self.is_replaced = False
-        """True if turns that begin from now on have a newer version."""
-        self._servers = servers
-        self._hedge_s, self._pause_s, self._tries = hedge_s, pause_s, tries
-        self._loading: list[asyncio.Task[None]] = []
-        self._turns = 0
-
-    @property
-    def is_asked(self) -> bool:
-        """True if a turn is in progress."""
-        return self._turns > 0
-
-    async def load(self) -> None:
-        """Let all servers load the weights. Wait until one has them, and `hedge_s` longer for the others.
-
-        Servers that cannot be reached are tried again with each turn. Raises as `ask` if no server is left.
-        """
-        self._loading = [asyncio.create_task(server.load()) for server in self._servers]
-        waiting = set(self._loading)
-        while waiting and not any(_has_ended_well(task) for task in self._loading):
-            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if waiting:
-            await asyncio.wait(waiting, timeout=self._hedge_s)
-        self._check_any_is_left()
-
-    async def close(self) -> None:
-        """End uploads that are in progress, and close the connections."""
-        for task in self._loading:
-            task.cancel()
-        await asyncio.gather(*self._loading, return_exceptions=True)
-        for server in tuple(self._servers):
-            await server.close()
-
-    def allow_loading(self, is_allowed: bool) -> None:
-        """Let servers that lose the weights load them again, or not, because they have to load a newer version."""
-        for server in self._servers:
-            server.may_load = is_allowed
-
-    async def ask(self, session: ServersSession, request: TurnRequest) -> TurnReply | None:
-        """Reply of the session's server, or of another one that the session then moves to.
-
-        None if no server has begun the turn, and this version was replaced.
-
-        Raises `ConnectionError` if every server is gone, because a later try may succeed, and `PolicyError` if every
-        server is refused.
-        """
-        asked: dict[asyncio.Task[TurnReply], RolloutServer] = {}
-        self._turns += 1
-        try:
-            while asked or not self.is_replaced:
-                server = self._next(session, asked.values())
-                if server is not None:
-                    if server is not session.server:
-                        session.move(server)
-                    asked[asyncio.create_task(server.turn(request))] = server
-                elif not asked:
-                    self._check_any_is_left()
-                    await asyncio.sleep(self._until_free_s())
-                    continue
-                done, _ = await asyncio.wait(asked, timeout=self._hedge_s, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
-                    for late in asked.values():
-                        late.is_late(self._hedge_s)
-                for task in done:
-                    replied = asked.pop(task)
-                    try:
-                        reply = task.result()
-                    except ServerFault:
-                        continue
-                    session.move(replied)
-                    return reply
-            return None
-        finally:
-            self._turns -= 1
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-
-    def _next(self, session: ServersSession, asked: Collection[RolloutServer]) -> RolloutServer | None:
-        """The session's server if it can be asked, or else the one with the fewest conversations. None if none can.
-
-        A server that is slow is asked only if no other server is free, and never in addition to another one. Otherwise
-        servers that are all slow would get each turn twice, and be slower still.
-        """
-        free = [server for server in self._servers if server.is_free and server not in asked]
-        fast = [server for server in free if not server.is_slow]
-        candidates = fast if fast or asked else free
-        for server in candidates:
-            if session.server is not None and server.url == session.server.url:  # maybe of the version before
-                return server
-        return min(candidates, key=lambda server: server.conversations, default=None)
-
-    def _until_free_s(self) -> float:
-        """Time after which a server may be free."""
-        waits = [server.wait_s for server in self._servers if not server.is_refused]
-        return max(self._pause_s / 10, min(waits, default=0.0))
-
-    def _check_any_is_left(self) -> None:
-        """Raise an error with what is wrong with each server, if none can be expected to answer."""
-        for server in self._servers:
-            if server.wrong_later is not None:  # also for turns that see this before the turn that was wrong has ended
-                raise WrongWeights(server.wrong_later)
-        faults = "; ".join(server.place for server in self._servers)
-        if all(server.is_refused for server in self._servers):
-            raise PolicyError(f"no rollout server can be used: {faults}. Correct rollout.servers or the servers")
-        if all(server.is_refused or server.is_gone(self._tries) for server in self._servers):
-            raise ConnectionError(f"no rollout server answers: {faults}. Start them, or correct rollout.servers")
-
-
-def _has_ended_well(task: asyncio.Task[None]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def server_urls(servers: tuple[str, ...] | StartedServers) -> tuple[str, ...]:

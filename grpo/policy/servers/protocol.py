@@ -66,6 +66,8 @@ class WeightsReply(_Body):
     version: Version | None
     """Hash of the loaded weights, which the server has computed itself. None while files are missing."""
     missing: tuple[Digest, ...] = ()
+    max_context: int | None = None
+    """Tokens of the longest conversation that the server reads with this version."""
 
 
 class TurnRequest(_Body):

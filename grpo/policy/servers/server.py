@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine
 from http import HTTPStatus
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from grpo.http_client import BoundedClient, ReplyRefused
+from grpo.policy.servers.model_files import HeldFile, Weights
 from grpo.policy.servers.protocol import (
     FILES,
     TURNS,
@@ -31,7 +28,6 @@ from grpo.policy.servers.protocol import (
     TurnReply,
     TurnRequest,
     WeightsReply,
-    WeightsRequest,
 )
 from grpo.strict_json import decode
 
@@ -48,6 +44,7 @@ _ROUNDING = 1e-6
 _TRIES = 3
 """Times that the files of a version are sent, because a server with too little room removes some of them again."""
 _LONGEST_PAUSE_S = 30.0
+_MOST_DOUBLINGS = 16
 _CHECKED = 16
 """Each 16th turn of a trusted server is recomputed."""
 _FULL = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -65,36 +62,6 @@ class WrongWeights(ConnectionError):
 
     Episodes of the rollout that were not trained on have to be collected again.
     """
-
-
-class HeldFile:
-    """An open file. It can be read as long as this object is used, even if the file is removed.
-
-    A run removes a checkpoint when the next one is written, and servers may still lack files of it then. Several
-    servers can be sent the same file at once.
-    """
-
-    def __init__(self, path: Path) -> None:
-        file = path.open("rb")
-        weakref.finalize(self, file.close)
-        self._descriptor = file.fileno()
-        self.size = os.fstat(self._descriptor).st_size
-        """Length in bytes."""
-
-    def read(self, count: int, start: int) -> bytes:
-        """Up to `count` bytes from byte `start` on. No bytes at the end of the file."""
-        return os.pread(self._descriptor, count, start)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Model files of a policy version on this machine, and their digests."""
-
-    request: WeightsRequest
-    files: Mapping[str, HeldFile]
-    """Each file, by its sha256."""
-    vocabulary: int
-    """The model has the token ids below this number."""
 
 
 class RolloutServer:
@@ -124,10 +91,16 @@ class RolloutServer:
         )
         self._again_at = self._slow_until = 0.0
         """Times of the event loop from which the server may be asked again, and from which it is not slow any more."""
-        self._is_loaded = False
+        self.is_loaded = False
+        """True if the server has the weights, as far as is known."""
         self._turns: int | None = None
         """Turns since the server was trusted. None before."""
-        self._one_load, self._one_check = asyncio.Lock(), asyncio.Lock()
+        self._silent_since: float | None = None
+        """Time from which a turn has waited, if the server has answered none since."""
+        self._one_check = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
+        self._checks: set[asyncio.Task[None]] = set()
+        """Checks in progress. Like a load they go on if another server answers the turn that began them."""
 
     @property
     def is_free(self) -> bool:
@@ -135,12 +108,26 @@ class RolloutServer:
 
         A server that has lost the weights to a newer version cannot be asked either.
         """
-        has_weights = self._is_loaded or self.may_load
-        return has_weights and not self.is_refused and not self._one_load.locked() and self.wait_s <= 0
+        has_weights = self.is_loaded or self.may_load
+        return has_weights and not self.is_refused and not self.is_loading and self.wait_s <= 0
 
-    def is_gone(self, tries: int) -> bool:
-        """True after `tries` failed attempts in a row, unless another attempt is in progress."""
-        return self.failures >= tries and not self._one_load.locked()
+    def is_gone(self, tries: int, silent_s: float) -> bool:
+        """True after `tries` failed attempts in a row, and if a turn has waited `silent_s` and none was answered.
+
+        False while the server loads weights.
+        """
+        is_silent = self._silent_since is not None and _now() - self._silent_since >= silent_s
+        return (self.failures >= tries or is_silent) and not self.is_loading
+
+    @property
+    def is_loading(self) -> bool:
+        """True while weights are sent and loaded."""
+        return self._loading is not None and not self._loading.done()
+
+    @property
+    def is_checking(self) -> bool:
+        """True while the log-probabilities of a turn are recomputed."""
+        return bool(self._checks)
 
     @property
     def is_slow(self) -> bool:
@@ -153,28 +140,45 @@ class RolloutServer:
         return self._again_at - _now()
 
     async def close(self) -> None:
-        """Close the connections, and let go of the check and the files. Conversations may still refer to this server.
+        """End what is in progress, close the connections, and let go of the check and the files.
 
-        The check has the whole model.
+        Conversations may still refer to this server, and the check has the whole model.
         """
+        tasks = [*self._checks, *filter(None, [self._loading])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         del self._check, self._weights
         await self._client.aclose()
 
     def is_late(self, after_s: float) -> None:
         """Note that a turn was not answered within `after_s`. The server counts as slow for as long again."""
+        if self.is_refused:
+            return
         self.fault = f"it has not answered a turn within {after_s:g} s"
         self._slow_until = _now() + after_s
+        if self._silent_since is None:
+            self._silent_since = _now() - after_s
 
     async def load(self) -> None:
-        """Let the server load the weights, and send the files that it lacks. Raises `ServerFault`."""
-        async with self._one_load:
+        """Let the server load the weights, and send the files that it lacks. Raises `ServerFault`.
+
+        A load goes on if this is cancelled, because an upload may take longer than the turn that has begun it.
+        """
+        if not self.is_loading:
             if self.is_refused:
                 raise ServerFault(self.fault)
-            if not self._is_loaded:
-                if not self.may_load:
-                    raise ServerFault("it has a newer version")
-                await self._load()
-                self._is_loaded, self._turns = True, None
+            if self.is_loaded:
+                return
+            if not self.may_load:
+                raise ServerFault("it has a newer version")
+            self._loading = _in_background(self._load())
+        assert self._loading is not None
+        await asyncio.shield(self._loading)
+
+    async def settle(self) -> None:
+        """Wait for the checks in progress."""
+        await asyncio.gather(*self._checks, return_exceptions=True)
 
     async def turn(self, request: TurnRequest) -> TurnReply:
         """Generate a turn. Raises `ServerFault`, and `WrongWeights` if earlier turns may be wrong as well."""
@@ -182,13 +186,20 @@ class RolloutServer:
         reply = await self._post(TURNS, request, TurnReply)
         self._check_form(request, reply)
         await self._check_weights(request, reply)
-        self.failures = 0
+        self.failures, self._silent_since = 0, None
         return reply
 
     async def _load(self) -> None:
         for _ in range(_TRIES):
             reply = await self._post(WEIGHTS, self._weights.request, WeightsReply)
             if reply.version == self._weights.request.version:
+                if reply.max_context is not None and reply.max_context < self._weights.max_context:
+                    raise self._refuse(
+                        f"it reads at most {reply.max_context} tokens, and conversations of this run may have "
+                        f"{self._weights.max_context}. Start it with a larger context (--max-model-len of vLLM), or "
+                        f"set rollout.max_context: {reply.max_context}"
+                    )
+                self.is_loaded, self._turns = True, None
                 return
             if reply.version is not None:
                 raise self._refuse(f"it says that it has loaded weights {reply.version}")
@@ -231,11 +242,14 @@ class RolloutServer:
             return
         if status in _FULL:
             wait_s = _retry_after_s(response)
-            self._pause(f"it is full (HTTP {status})", self._pause_s if wait_s is None else wait_s)
+            if not self.is_refused:
+                self._pause(f"it is full (HTTP {status})", max(self._pause_s, wait_s or 0.0))
+                if self._silent_since is None:
+                    self._silent_since = _now()
             raise ServerFault(self.fault)
         message = self._message(response)
         if status == HTTPStatus.CONFLICT and not self.may_load:
-            self._is_loaded = False
+            self.is_loaded = False
             raise ServerFault("it has a newer version")
         if status == HTTPStatus.CONFLICT:  # restarted, or other policies took the place
             raise self._failed("it has lost the weights")
@@ -255,6 +269,8 @@ class RolloutServer:
             raise self._refuse(f"it replied with {count} tokens and {len(reply.logprobs)} log-probabilities")
         if max(ids) >= self._weights.vocabulary or max(reply.logprobs) > _ROUNDING:
             raise self._refuse("it replied with a token that the model does not have, or a positive log-probability")
+        if reply.stop == "length" and count < request.max_new_tokens:
+            raise self._refuse(f"it cut a turn off after {count} of {request.max_new_tokens} tokens")
         if stops != ([count - 1] if reply.stop == "stop" else []):
             raise self._refuse("it replied with a turn that goes on after a stop token or ends before one")
 
@@ -264,18 +280,32 @@ class RolloutServer:
         A server whose first turn is wrong is refused. A wrong later turn raises `WrongWeights`.
         """
         if self._turns is None:
-            async with self._one_check:  # other turns wait for the check of the first one
-                if self._turns is None and not self.is_refused:
-                    if (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
-                        raise self._refuse(fault)
-                    self._turns = 0
+            await self._finish(self._check_first(request, reply))
         if self._turns is None or self.is_refused:
             raise ServerFault(self.fault)
         self._turns += 1
-        if self._turns % _CHECKED == 0 and (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
+        if self._turns % _CHECKED == 0:
+            await self._finish(self._check_later(request, reply))
+
+    async def _check_first(self, request: TurnRequest, reply: TurnReply) -> None:
+        async with self._one_check:  # other turns wait for the check of the first one
+            if self._turns is None and not self.is_refused:
+                if (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
+                    raise self._refuse(fault)
+                self._turns = 0
+
+    async def _check_later(self, request: TurnRequest, reply: TurnReply) -> None:
+        if (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
             self._refuse(fault)
             self.wrong_later = f"{self.place}. Episodes that were not trained on are collected again"
             raise WrongWeights(self.wrong_later)
+
+    async def _finish(self, check: Coroutine[Any, Any, None]) -> None:
+        """Await a check, which goes on if this is cancelled, so that its verdict is not lost."""
+        task = _in_background(check)
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+        await asyncio.shield(task)
 
     def _unusable(self, error: httpx.HTTPError) -> ServerFault:
         """Refuse a server with a reply beyond the bounds, and note a failed attempt for any other error."""
@@ -283,12 +313,14 @@ class RolloutServer:
 
     def _failed(self, fault: str) -> ServerFault:
         """Note a failed attempt. The server is asked again after a pause, which doubles with each failure in a row."""
+        if self.is_refused:
+            return ServerFault(self.fault)
         if self.wait_s <= 0:  # the attempts of one moment count once
             self.failures += 1
             if self.failures == 1:
                 logger.warning("rollout server %s: %s. Other servers go on with its conversations", self.url, fault)
-        self._pause(fault, self._pause_s * 2 ** (self.failures - 1))
-        self._is_loaded = False
+        self._pause(fault, self._pause_s * 2 ** min(self.failures - 1, _MOST_DOUBLINGS))
+        self.is_loaded = False
         return ServerFault(fault)
 
     def _pause(self, fault: str, wait_s: float) -> None:
@@ -316,6 +348,13 @@ class RolloutServer:
     def place(self) -> str:
         """The server and what is wrong with it, for a message."""
         return f"rollout server {self.url}: {self.fault}"
+
+
+def _in_background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Task whose exception may stay unread, because whoever began it was cancelled."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task
 
 
 def _now() -> float:

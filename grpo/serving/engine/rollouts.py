@@ -85,7 +85,9 @@ class Rollouts:
                     return WeightsReply(version=None, missing=missing)
                 await self.versions.add(await self._read(request))
                 version = self._loaded(request.version)
-        return WeightsReply(version=None if version is None else version.served.policy.hash)
+        if version is None:
+            return WeightsReply(version=None)
+        return WeightsReply(version=version.served.policy.hash, max_context=version.max_context)
 
     async def _read(self, request: WeightsRequest) -> ServedModel:
         """Read the weights into an engine process, and compare their hash with the version of the request."""

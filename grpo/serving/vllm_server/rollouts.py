@@ -117,7 +117,7 @@ class VLLMRollouts:
                         await self._replace(files.base or files.folder, weights)
                     lora = await self._add_adapters(files.folder, request.version) if request.base else None
                 self._versions[request.version] = _Version(self._engine, lora)
-            return WeightsReply(version=request.version)
+            return WeightsReply(version=request.version, max_context=self.max_context)
 
     async def _replace(self, folder: Path, weights: Mapping[str, str]) -> None:
         """Load the weights in a folder when the turns in progress have ended."""

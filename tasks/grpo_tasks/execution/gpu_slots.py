@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
+from grpo.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +52,19 @@ def create_slots(number: int | None = None) -> None:
                 logger.info("limit %s has %d slots, one for each device of this machine", LIMIT, devices)
 
 
+def _check_slots(processes: int) -> None:
+    """Raise `ConfigError` if a stage needs more slots than there are, because Prefect then refuses it for good."""
+    from prefect import get_client
+
+    with get_client(sync_client=True) as client:
+        slots = client.read_global_concurrency_limit_by_name(LIMIT).limit
+    if processes > slots:
+        raise ConfigError(
+            f"training.processes {processes} needs as many slots of the limit {LIMIT}, and it has {slots}. Call "
+            f"`grpo deploy --gpu-slots {processes}` if the machines of the GPU pool have as many devices, or lower it"
+        )
+
+
 def holds_gpu_slot(function: Callable[P, R]) -> Callable[P, R]:
     """Let the work of a stage wait for a slot and hold it, if it runs on a CUDA device.
 
@@ -65,8 +80,10 @@ def holds_gpu_slot(function: Callable[P, R]) -> Callable[P, R]:
         from prefect.concurrency.sync import concurrency
 
         settings = signature.bind_partial(*args, **kwargs).arguments.get("settings")
+        processes = getattr(settings, "processes", 1)
         create_slots()
-        with concurrency(LIMIT, occupy=getattr(settings, "processes", 1), lease_duration=_LEASE_S):
+        _check_slots(processes)
+        with concurrency(LIMIT, occupy=processes, lease_duration=_LEASE_S):
             return function(*args, **kwargs)
 
     return work

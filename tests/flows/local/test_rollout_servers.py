@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import yaml
 
 from grpo import progress
 from grpo.artifacts import ArtifactStore
@@ -22,7 +25,7 @@ from grpo.policy.servers.policy import KEY, STARTED, server_urls
 from grpo.tables import read_trajectories
 from grpo.trajectories import Trajectory
 from grpo_local.managed_process import ManagedProcess
-from grpo_local.rollout_servers import RunServers, remove_logs_of_ended_runs, rollout_servers
+from grpo_local.rollout_servers import RunServers, _service, remove_logs_of_ended_runs, rollout_servers
 from grpo_tasks.execution.stage import Call
 from tests.contents import files_with
 from tests.doubles import short_run
@@ -193,3 +196,30 @@ def test_only_logs_of_processes_of_this_machine_that_have_ended_are_removed(tmp_
         (tmp_path / name).write_text("log")
     remove_logs_of_ended_runs(tmp_path)
     assert {name: not (tmp_path / name).exists() for name in names} == names
+
+
+def test_a_store_that_does_not_answer_for_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    """The look for a stored rollout comes before the stage with its retries. The result is there, so nothing starts."""
+    monkeypatch.setattr("grpo_tasks.execution.retries.PAUSES_S", (0.01,))
+    answers = [ConnectionError("the store is away"), "a result"]
+
+    def find(inputs: dict[str, Any]) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    stage: Any = SimpleNamespace(name="rollout", find=find)
+    RunServers([]).prepare([Call(stage, {})])
+    assert not answers
+
+
+def test_started_servers_take_models_of_the_size_of_the_disk(tmp_path: Path):
+    """The default for uploads is for servers that others reach. A model of 7 billion weights is larger."""
+    (tmp_path / "home").mkdir()
+    place = tmp_path / "servers"
+    settings = StartedServers.model_validate(TWO)
+    service = _service(settings, 0, 12345, folder=place, log=tmp_path / "log")
+    document = yaml.safe_load((place / "0" / "serve.yaml").read_text())
+    assert service.name == "rollout-server-0"
+    assert document["rollouts"]["weights_bytes"] > 0.5 * shutil.disk_usage(tmp_path).free

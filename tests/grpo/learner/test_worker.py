@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
+from traceback import FrameSummary
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import distributed
 
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
+from grpo.learner import worker
 from grpo.learner.checkpoints import read_state
 from grpo.learner.distributed import ERROR, METRICS, ErrorReport, UpdateRequest
 from grpo.learner.metrics import UpdateMetrics
@@ -203,3 +205,23 @@ def test_more_processes_than_accelerators_are_refused(
     assert str(refusal.value) == (
         "training.processes is 3, but this machine has 2 accelerators. Lower it, because each process needs one"
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "is_of_another"),
+    [
+        (("grpo/learner/update.py",), False),
+        (("grpo/learner/learner.py", "torch/distributed/distributed_c10d.py"), True),
+        (("torch/nn/utils/clip_grad.py", "torch/distributed/_functional_collectives.py", "torch/_ops.py"), True),
+        (("torch/distributed/tensor/_dispatch.py", "torch/_ops.py"), False),
+        (("grpo/learner/learner.py", "torch/_ops.py"), False),
+        ((), False),
+    ],
+)
+def test_whose_error_it_is_shows_in_the_place_where_it_was_raised(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], is_of_another: bool
+):
+    """A functional collective waits in torch/_ops.py; so does an operation on this process's own shard."""
+    frames = [FrameSummary(f"/packages/{name}", 1, "call", lookup_line=False) for name in files]
+    monkeypatch.setattr(worker, "extract_tb", lambda traceback: frames)
+    assert worker._is_of_another_process(None) is is_of_another

@@ -287,3 +287,14 @@ def test_a_policy_that_reads_messages_has_no_branches(renderer: Renderer):
 def test_settings_without_branches_are_refused(settings: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         RolloutSettings.model_validate(settings)
+
+
+@pytest.mark.parametrize("max_context", [30, 40])
+def test_no_branch_begins_at_a_turn_for_which_the_root_had_no_room(
+    policy: TransformersPolicy, renderer: Renderer, max_context: int
+):
+    """Such a branch would generate nothing, and be its root a second time in the baseline and the loss."""
+    episodes = _collect(policy, renderer, max_context=max_context)
+    branches = [episode for episode in episodes if episode.branch is not None]
+    assert all(episode.loss_mask[episode.branch.tokens :].any() for episode in branches if episode.branch)
+    assert any(episode.stop == "truncated" for episode in episodes)

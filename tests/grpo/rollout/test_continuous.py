@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -222,6 +223,18 @@ def test_a_rollout_ends_with_its_run_although_a_tool_is_awaited(policies: list[T
     rollouts.end("first")
     with pytest.raises(asyncio.CancelledError):
         live.take()
+
+
+def test_a_rollout_that_is_kept_in_place_of_another_ends_it():
+    """A stage that is tried again begins a second rollout after the same window; the first would go on unseen."""
+    ended: list[str] = []
+    first: Any = SimpleNamespace(close=lambda: ended.append("first"))
+    second: Any = SimpleNamespace(close=lambda: ended.append("second"))
+    rollouts = LiveRollouts()
+    rollouts.keep("window", first)
+    rollouts.keep("window", second)
+    assert ended == ["first"]
+    assert rollouts.claim("window") is second
 
 
 def test_the_error_of_a_rollout_is_raised_where_its_window_is_wanted(policies: list[TransformersPolicy]):

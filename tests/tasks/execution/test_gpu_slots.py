@@ -11,6 +11,7 @@ from prefect.client.orchestration import get_client
 
 from grpo.config.pipeline import EvaluationSettings
 from grpo.config.training import TrainingSettings
+from grpo.errors import ConfigError
 from grpo_tasks.execution import gpu_slots
 from grpo_tasks.execution.gpu_slots import LIMIT, holds_gpu_slot
 
@@ -113,6 +114,7 @@ def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
     monkeypatch.setattr(gpu_slots, "create_slots", lambda: None)
+    monkeypatch.setattr(gpu_slots, "_check_slots", lambda processes: None)
     for stage, inputs in (
         (rollout, {}),
         (train, {"settings": TrainingSettings(processes=2)}),
@@ -121,3 +123,16 @@ def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch
         with pytest.raises(Refused):
             stage.function(**inputs)
     assert asked == [("gpu", 1), ("gpu", 2), ("gpu", 1)]
+
+
+@pytest.mark.usefixtures("one_slot")
+def test_more_processes_than_slots_are_refused_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Prefect would refuse them for good, after the rollout, without a remedy."""
+    monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
+
+    @holds_gpu_slot
+    def update(settings: TrainingSettings) -> None:
+        raise AssertionError("began without its slots")
+
+    with pytest.raises(ConfigError, match=r"processes 2 needs .* it has 1\. Call `grpo deploy --gpu-slots 2`"):
+        update(TrainingSettings(processes=2))

@@ -28,7 +28,8 @@ from grpo.learner.checkpoints import load_policy, save_base
 from grpo.learner.inference_backend import make_servers_policy
 from grpo.learner.logprobs import with_proximal_logprobs
 from grpo.policy.policy import Prompt, Sampling
-from grpo.policy.servers.policy import KEY, ServersPolicy, _Pool
+from grpo.policy.servers.policy import KEY, ServersPolicy
+from grpo.policy.servers.pool import ServerPool
 from grpo.policy.servers.server import WrongWeights
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
@@ -315,7 +316,7 @@ def test_turns_in_progress_end_with_the_transient_error_if_a_later_turn_was_wron
     wrong = "rollout server a: it says that it has other weights. Episodes that were not trained on are collected again"
     server: Any = SimpleNamespace(place="rollout server a", is_refused=True, wrong_later=wrong)
     with pytest.raises(WrongWeights, match=wrong):
-        _Pool([server], version="v", hedge_s=1.0, pause_s=1.0, tries=1)._check_any_is_left()
+        ServerPool([server], version="v", hedge_s=1.0, silent_s=3.0, pause_s=1.0, tries=1)._check_any_is_left()
 
 
 @pytest.mark.usefixtures("_other_is_loaded")

@@ -351,7 +351,7 @@ def print_reproduction(console: Console, result: Reproduction) -> None:
         return
     first = next(iter(result.differences), "none in what was recorded")
     console.print(
-        f"{result.model}: different weights from iteration {result.first_iteration} on. Policy {result.expected[-1]} "
+        f"{result.model}: different weights from {result.first_difference} on. Policy {result.expected[-1]} "
         f"was registered, this run gave {result.reproduced[-1]}. First difference: {first}",
         soft_wrap=True,
     )

@@ -251,6 +251,9 @@ def _steps(
             if recompute_removed and store.is_removed(trained.checkpoint):
                 store.forget_removal(trained.checkpoint)
                 trained = run_all([update])[0]
+            elif index + 1 == iterations and store.is_removed(trained.checkpoint):
+                # by another run of this name, after this run had ended before it registered the checkpoint
+                raise RemovedError(f"{trained.checkpoint.uri} of the last iteration was removed")
             if checkpoints is not None:
                 checkpoints.add(trained.checkpoint)
             policy = trained

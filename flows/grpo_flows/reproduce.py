@@ -40,6 +40,8 @@ class Reproduction(BaseModel):
     expected: tuple[str, ...]
     """Hashes of the base and of the policy after each iteration, as they were registered."""
     reproduced: tuple[str, ...]
+    iterations: int
+    """Iterations of the run. The policies before them are the base and the results of SFT and DPO."""
     differences: dict[str, tuple[str, str]]
     """Inputs that differ, as (then, now), with the likeliest cause first."""
 
@@ -49,10 +51,14 @@ class Reproduction(BaseModel):
         return self.expected == self.reproduced
 
     @property
-    def first_iteration(self) -> int | None:
-        """The first iteration with different weights, counted from 1. 0 is the base, and None if none differs."""
+    def first_difference(self) -> str | None:
+        """The first with different weights of the base, SFT or DPO, and the iterations, which are counted from 1."""
         pairs = zip(self.expected, self.reproduced, strict=False)
-        return next((index for index, (then, now) in enumerate(pairs) if then != now), None)
+        index = next((index for index, (then, now) in enumerate(pairs) if then != now), None)
+        if index is None:
+            return None
+        iteration = index + 1 - (len(self.expected) - self.iterations)
+        return f"iteration {iteration}" if iteration > 0 else "SFT or DPO" if index else "the base"
 
 
 @flow(name="reproduce", task_runner=one_thread())
@@ -70,7 +76,13 @@ def reproduce(model: str) -> Reproduction:
         config = require_unchanged(version.address, then)
         now = retrain_aside(config.model_copy(update={"store": f"{scratch}/store"}))
     now = now.model_copy(update={"external_digests": reads_now(then) | now.external_digests})
-    return Reproduction(model=model, expected=then.policies, reproduced=now.policies, differences=then.differences(now))
+    return Reproduction(
+        model=model,
+        expected=then.policies,
+        reproduced=now.policies,
+        iterations=config.training.iterations,
+        differences=then.differences(now),
+    )
 
 
 @flow(name="reproduce-training", persist_result=False, task_runner=one_thread())

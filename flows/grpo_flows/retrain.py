@@ -23,7 +23,7 @@ from grpo.config.scenarios import FileSource, ScenarioSettings, ServedSource, So
 from grpo.config.sft import SFTSettings, WrittenDemonstrations
 from grpo.errors import DataError, GRPOError
 from grpo.identity.cache_identity import short_digest
-from grpo.identity.code import code_digest, external_digests
+from grpo.identity.code import LOG_PREFIX, code_digest, external_digests
 from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
 from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
 from grpo.retraining.data_lineage import STARTED_FROM
@@ -165,6 +165,8 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
         validation_fraction=settings.validation_fraction,
         limit=settings.limit,
         store=pipeline.store,
+        environment=pipeline.environment,
+        max_refused_share=settings.max_quarantined_fraction,
     )
     call = curate.bind(
         sources=sources,
@@ -350,7 +352,12 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
         return None
     data = serving.training_data
     divided = split(
-        scenarios=data.scenarios, validation_fraction=data.validation_fraction, limit=data.limit, store=pipeline.store
+        scenarios=data.scenarios,
+        validation_fraction=data.validation_fraction,
+        limit=data.limit,
+        store=pipeline.store,
+        environment=pipeline.environment,
+        max_refused_share=pipeline.scenarios.max_quarantined_fraction,
     )
     heldout = collect_heldout(pipeline, serving.checkpoint, divided)
     interval = mean(
@@ -365,11 +372,14 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
 def pending_path(config: RetrainConfig) -> Path:
     """File of the retraining that has begun and not ended, with these settings and this code.
 
-    The settings count as they are written. If an alias moves or a file of scenarios grows, it is still the same file.
+    The settings count as they are written. If an alias moves, a file of scenarios grows, or a serving log that `sft` or
+    `dpo` reads gets further turns, it is still the same file.
     """
     pipeline = config.load_pipeline()
     settings = [config.model_dump(mode="json"), pipeline.model_dump(mode="json")]
-    identity = short_digest([settings, code_digest(), external_digests([config, pipeline])])
+    named = external_digests([config, pipeline])
+    digests = {name: digest for name, digest in named.items() if not name.startswith(LOG_PREFIX)}
+    identity = short_digest([settings, code_digest(), digests])
     return home() / config.name / f"pending-{identity}.json"
 
 

@@ -227,6 +227,11 @@ def _compare(
     return evaluation, decision
 
 
+def _registered_earlier(config: PipelineConfig, so_far: _SoFar, document: ReportDocument) -> bool:
+    """True if this run was registered when it ran before. The report of its version then stays in MLflow as it is."""
+    return so_far.version is None and registry().find(config.registry.model_name, document.lineage.run) is not None
+
+
 @contextmanager
 def _failure_reported(
     config: PipelineConfig, data: Scenarios, so_far: _SoFar, document: Callable[[Decision], ReportDocument]
@@ -245,7 +250,7 @@ def _failure_reported(
             try:
                 written = document(_decision(so_far.decision, failure))
                 write_report(written, folder, data_docs=None)
-                if isinstance(failure, Exception):
+                if isinstance(failure, Exception) and not _registered_earlier(config, so_far, written):
                     written = _explained(written)
                     report(written, config, written.lineage.run, data.validated.docs, folder)
             except Exception:

@@ -266,9 +266,15 @@ class MultiTurnAgent(Agent):
     async def _fit_context(
         self, transcript: TokenTranscript, messages: list[Message]
     ) -> tuple[list[Message], tuple[int, ...]]:
-        """Apply memory window and context compression. Also returns the indices of the dropped messages."""
+        """Apply memory window and context compression. Also returns the indices of the dropped messages.
+
+        A further prompt of one turn, which has a tool call and its result, goes on from the first prompt of the turn.
+        """
+        if transcript.fitted is not None:
+            count, fitted, dropped = transcript.fitted
+            return [*fitted, *messages[count:]], dropped
         config, full = self.config, messages
-        dropped: tuple[int, ...] = ()
+        dropped = ()
         if config.memory_window is not None:
             messages, dropped = window(messages, config.memory_window)
         if config.enable_context_compression:
@@ -277,6 +283,7 @@ class MultiTurnAgent(Agent):
             if compressed is not None:
                 first = int(full[0].role == "system")
                 dropped = tuple(range(first, first + len(dropped) + len(compressed)))
+        transcript.fitted = (len(full), messages, dropped)
         return messages, dropped
 
     def _compressed(

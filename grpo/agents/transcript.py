@@ -132,6 +132,9 @@ class TokenTranscript:
         self._unread: list[int] = []
         self._length_limited = False
         self._unended = False
+        self.fitted: tuple[int, list[Message], tuple[int, ...]] | None = None
+        """Number of messages of this turn's first prompt, the prompt after the memory window and compression, and the
+        indices that these dropped. None before the turn's first prompt."""
         self._reply: Reply | None = None
         self._failure: BaseException | None = None
 
@@ -204,7 +207,7 @@ class TokenTranscript:
         self._before_turn = self._shown_until = len(self.conversation)
         self._turn_start = len(self._shown)
         self.conversation += messages
-        self._reply = None
+        self._reply = self.fitted = None
 
     async def generate(self, messages: Sequence[Message]) -> str:
         """Sample a reply to `messages` and return its text.

@@ -48,6 +48,8 @@ _REFERRING = (RewardComponent, UserObject, VerifiersSettings, VerifiersSource)
 """Settings with a `reference` to code."""
 _SOURCES = tuple(SOURCES)
 """Settings of sources. `content_hash` digests their files, and stages take it as `content`."""
+LOG_PREFIX = "log "
+"""Beginning of the names of digests that are those of a serving log."""
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 
 
@@ -151,7 +153,7 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
         for path in _files(part):
             identity[f"file {_shown(path)}"] = _digest(path, part)
         if isinstance(part, (ServedDemonstrations, ServedPairs)):
-            identity[f"log {_shown(local_path(part.path))}"] = served_digest(part)
+            identity[f"{LOG_PREFIX}{_shown(local_path(part.path))}"] = served_digest(part)
         for variable in _variables(part):
             identity[f"variable {variable}"] = variable_digest(variable, os.environ.get(variable)) or ABSENT
         for model in _models(part):

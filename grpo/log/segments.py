@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 from grpo.log.folder import SEGMENT_SUFFIX, SEGMENTS
 
+LOCK_FILE = ".lock"
+"""File of a log that is locked while its tables are changed."""
 _POLL_S = 0.02
 
 
@@ -73,7 +75,7 @@ def closed_segment(path: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
     It waits up to `wait_s` for the lock. A segment that is gone yields False as well.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDWR)  # NFS refuses an exclusive lock on a file that is open for reading only
     except FileNotFoundError:
         yield False
         return
@@ -85,8 +87,11 @@ def closed_segment(path: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keep compaction, retention and erasure by other threads and processes away from a folder during the block."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Keep compaction, retention and erasure by other threads and processes away from a folder during the block.
+
+    A file is locked and not the folder, because NFS keeps the lock of a folder on one machine.
+    """
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

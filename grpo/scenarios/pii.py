@@ -45,7 +45,10 @@ _LONGEST_LOCAL = 64  # characters before the @ of an e-mail address, and 63 betw
 _IBAN = re.compile(r"(?<!\w)[A-Za-z]{2}\d{2}(?: ?[A-Za-z0-9]{4}){2,7}(?: ?[A-Za-z0-9]{1,3})?(?!\w)")
 _CARD = re.compile(r"(?<![\w.])\d(?:[ -]?\d){12,18}(?!\w)")
 _NATIONAL_ID = re.compile(r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])")
-_IP = re.compile(r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:]|\.\d)")
+_IP = re.compile(
+    r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)"  # 192.0.2.17:8080 has a port
+    r"|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:]|\.\d))"
+)
 _PHONE = re.compile(
     r"(?<![\w+])\+\d(?:[ ().-]{0,2}\d){6,14}(?!\w)"  # +49 30 901820
     r"|(?<![\w-])(?:1[ .-]?)?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])"  # (415) 555-0132
@@ -109,9 +112,12 @@ _KEYS: dict[str, PIIKind] = {
     "iban": "iban",
 }
 _THINGS = frozenset(
-    ("price", "sku", "quantity", "stock", "product_id", "item_id", "variants", "options", "category", "parameters")
+    (
+        *("price", "sku", "quantity", "stock", "product_id", "item_id", "variants", "options", "category"),
+        *("parameters", "arguments"),
+    )
 )
-"""Sibling keys of the `name` of a thing."""
+"""Sibling keys of the `name` of a thing, a tool or a call."""
 _SHORTEST = 5
 """Minimum number of letters and digits of a number, because shorter ones would match everywhere."""
 
@@ -232,4 +238,4 @@ def _is_ip(text: str) -> bool:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return len(text) > 3  # "::" is a valid address of no host
+    return len(text) > 3 and any(letter.isdigit() for letter in text)  # "::" is no host, and "a::b" may be code

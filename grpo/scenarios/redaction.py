@@ -6,6 +6,11 @@
 A value in the world or in the expected calls gets the same pseudonym everywhere, so that the user's texts still match
 the records. Any other value becomes its kind in brackets. Order numbers and identifiers stay. A pseudonym depends on
 the scenario's id, so that two scenarios cannot be linked by it.
+
+Names of tools and of their arguments stay, because an environment or a reader of the text could not use others. A part
+of a person's name that is also the name of a field, or an ordinary word, is replaced only where it is capitalised:
+
+    I am Anna Price. What is the price?    {"lamp": {"price": 30}}    →    I am [name] Kim. What is the price?
 """
 
 from __future__ import annotations
@@ -24,6 +29,13 @@ from grpo.scenarios.pii import PIIKind, find_pii, pii_fields
 _FIRST = ("Alex", "Robin", "Kim", "Jamie", "Noa", "Sascha", "Charlie", "Rene", "Toni", "Jo")
 _NUMBERS: tuple[PIIKind, ...] = ("phone", "card", "national id", "iban")
 """Kinds that are compared without separators: `030 901820` and `030901820` are equal."""
+_ALSO_WORDS = frozenset(
+    (
+        *("art", "bill", "chase", "drew", "faith", "frank", "grace", "grant", "hope", "hunter", "joy", "mark", "may"),
+        *("miles", "pat", "price", "rich", "rob", "rose", "sue", "will"),
+    )
+)
+"""Names that are ordinary words in small letters."""
 _LARGEST = 10**64
 _ATTEMPTS = 100
 """Draws of a pseudonym before a name gets a number."""
@@ -41,6 +53,8 @@ class Redacted:
         self._texts = (*scenario.user_responses, scenario.goal, scenario.context, *expected.responses, *expected.facts)
         self._records = (scenario.world, expected.calls, expected.state)
         self._id = scenario.id
+        self._words = {fold(name) for record in self._records for name in _field_names(record)} | _ALSO_WORDS
+        """Words that are not names in small letters."""
         self._kinds = kinds = self._find()
         numbers = {value for value, kind in kinds.items() if kind in _NUMBERS}
         self._values = KnownValues(texts=kinds.keys() - numbers, numbers=numbers)
@@ -93,15 +107,17 @@ class Redacted:
         def text(value: str) -> str:
             parts, end = [], 0
             for start, stop, known in self._values.find(value):
-                parts += [value[end:start], self._substitute(known, value[start:stop])]
-                end = stop
+                if not self._is_word(known, value[start:stop]):
+                    parts += [value[end:start], self._substitute(known, value[start:stop])]
+                    end = stop
             return "".join((*parts, value[end:]))
 
         def record(value: Any) -> Any:
             if isinstance(value, str):
                 return text(value)
             if isinstance(value, dict):
-                return {text(name): record(item) for name, item in value.items()}
+                kept = {"name": value["name"]} if _is_call(value) else {}
+                return {name if name in kept else text(name): record(item) for name, item in value.items()} | kept
             if isinstance(value, (list, tuple)):
                 return [record(item) for item in value]
             if _is_number(value) and str(value) in self._substitutes:
@@ -125,6 +141,10 @@ class Redacted:
                 },
             }
         )
+
+    def _is_word(self, value: str, original: str) -> bool:
+        """True for a part of a name where it is a word or the name of a field."""
+        return self._kinds[value] == "name" and value in self._words and original.islower()
 
     def _substitute(self, value: str, original: str) -> str:
         """Replacement of a value. A number keeps its separators."""
@@ -152,6 +172,25 @@ def redact_messages(name: str, messages: Sequence[Message]) -> list[Message]:
         part = tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in own)
         redacted.append(Message(role=message.role, content=text, tool_calls=part))
     return redacted
+
+
+def _is_call(record: dict[str, Any]) -> bool:
+    """True for a tool call. Its `name` is the one of the tool."""
+    return "name" in record and "arguments" in record
+
+
+def _field_names(value: Any) -> Iterator[str]:
+    """Names of tools, of their arguments and of the fields of records. A key of a whole record may be a person."""
+    if isinstance(value, dict):
+        if _is_call(value):
+            yield str(value["name"])
+        for name, item in value.items():
+            if not isinstance(item, dict):
+                yield str(name)
+            yield from _field_names(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _field_names(item)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ from grpo.artifacts import ArtifactStore
 from grpo.evaluation.schema import ReportDocument
 from grpo_tasks.registry import registry
 from tests.doubles import changed
-from tests.flows.test_train import cached, run
+from tests.flows.test_train import _gone, cached, run
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
@@ -86,3 +86,18 @@ def test_all_checkpoints_stay_where_the_config_asks_for_it(config: dict[str, Any
     document = run(config, home, name="whole", save_total_limit=None)
     assert document.removed == ()
     assert len(list((tmp_path / "store" / "checkpoint").iterdir())) == 1 + ITERATIONS
+
+
+def test_a_run_that_ended_before_it_registered_goes_on_after_another_run_of_its_name(
+    config: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The other run releases its checkpoints. All its stages are hits, and the last checkpoint is made again."""
+    first = changed(config, training={"iterations": 2})
+    with monkeypatch.context() as gone:
+        gone.setattr("grpo_flows.train.register", _gone)
+        with pytest.raises(ConnectionError, match="went away"):
+            run(first, home, name="twice")
+    run(first, home, name="twice", seed=9)
+    document = run(first, home, name="twice")
+    assert len(document.iterations) == 2
+    assert registry().find(config["registry"]["model_name"], document.lineage.run) is not None

@@ -178,7 +178,7 @@ def test_a_learning_rate_that_changes_no_weight_fails_as_no_effect(module_config
         ("raise KeyError('stock')", ConfigError, "gate broken_gates:late raised KeyError: 'stock'"),
         ("sys.exit(0)", BaseException, "SystemExit: 0"),
         (
-            "signal.raise_signal(signal.SIGINT); time.sleep(5)",
+            "signal.raise_signal(signal.SIGINT); [time.sleep(0.1) for _ in range(3000)]",
             KeyboardInterrupt,
             "it was stopped before its end. The same command",
         ),
@@ -190,8 +190,8 @@ def test_a_run_that_fails_after_its_first_update_writes_its_report(
 ):
     """The iterations so far and the reason, whatever ends it; the failure itself is raised as before.
 
-    The gate may run in another thread than the one that handles the signal, so it waits for it. It passes when it is
-    tried before the run.
+    The gate may run in another thread than the one that handles the signal, so it waits for it until it is ended. It
+    passes when it is tried before the run.
     """
     name = f"ended-{ends[:3]}"
     gate = (

@@ -110,8 +110,12 @@ def with_system_prompt(conversation: Sequence[Message], system_prompt: str) -> t
 def with_agent_prompt(
     conversation: Sequence[Message], agent: MultiTurnAgent, environment: Environment
 ) -> tuple[Message, ...]:
-    """The conversation with the agent's instructions and the environment's system prompt in front, as it is served."""
-    instructions = agent.instructions(conversation, {})
+    """The conversation with the agent's instructions and the environment's system prompt in front, as it is served.
+
+    The instructions are those of the first turn, which an episode keeps, so that they depend on no later message.
+    """
+    replies = (position for position, message in enumerate(conversation) if message.role == "assistant")
+    instructions = agent.instructions(conversation[: next(replies, None)], {})
     return with_system_prompt(conversation, "\n\n".join(filter(None, (*instructions, environment.system_prompt))))
 
 

@@ -251,7 +251,9 @@ class Versions:
             self._want_after = self._clock() + _WANT_AGAIN_S
             served = await load(lambda current: next_version.load_version(current), name)
             if served is not None:
-                self._versions.insert(0, await self._started(served))
+                version = await self._started(served)
+                version.scale(self.concurrency)
+                self._versions.insert(0, version)
                 logger.info("%s is loaded for conversations of other servers", name)
                 self.hub.publish("version.loaded", model=name)
 

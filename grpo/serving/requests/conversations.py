@@ -206,7 +206,8 @@ class Conversations:
         """Place after a turn, with new messages. Raises `APIError` if the request cannot continue from that turn."""
         before = self.answered(turn_id, owner)
         first = before.messages[0]
-        if instructions is not None and (first.role, first.content) != ("system", instructions):
+        began = first.content if first.role == "system" else ""
+        if instructions is not None and began != instructions and not began.startswith(f"{instructions}\n\n"):
             message = "the conversation began with other instructions. Start another one with these"
             raise invalid_request(message, param="instructions", code="unsupported_value")
         if before.digested_tools.digest != tools.digest:

@@ -64,6 +64,8 @@ class Places:
         else:
             choices = [DigestedTools.of(version.served.tools) for version in reversed(self._versions.loaded)]
             choices += [turn.digested_tools for turn in loaded.turns]
+            if not choices:  # the last version was lost while the request was read: an error with Retry-After
+                choices = [DigestedTools.of(self._version_of(request.model).served.tools)]
         places = []
         if request.previous_turn is not None:
             tools, owner = choices[0], caller.key_hash

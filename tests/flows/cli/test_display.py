@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 
+import pytest
 from rich.console import Console
 
 from grpo.evaluation.schema import EvaluationDocument
@@ -132,7 +133,11 @@ def test_different_weights_are_printed_with_the_iteration_and_the_first_differen
     """The second update gave other weights, under another torch; the data is equal."""
     differences = {"package torch": ("2.13.0", "2.14.0"), "threads": ("1", "8")}
     result = Reproduction(
-        model="models:/desk/3", expected=("base", "p1", "p2"), reproduced=("base", "p1", "x2"), differences=differences
+        model="models:/desk/3",
+        expected=("base", "p1", "p2"),
+        reproduced=("base", "p1", "x2"),
+        iterations=2,
+        differences=differences,
     )
     assert not result.equal
     printed = _printed(result)
@@ -144,8 +149,29 @@ def test_different_weights_are_printed_with_the_iteration_and_the_first_differen
 def test_equal_weights_are_printed_with_the_differences_of_the_inputs():
     """Another number of threads need not change the weights."""
     result = Reproduction(
-        model="models:/desk/3", expected=("base", "p1"), reproduced=("base", "p1"), differences={"threads": ("1", "8")}
+        model="models:/desk/3",
+        expected=("base", "p1"),
+        reproduced=("base", "p1"),
+        iterations=1,
+        differences={"threads": ("1", "8")},
     )
     assert result.equal
     assert "equal weights, policy p1" in _printed(result)
     assert "threads: was 1, is 8" in _printed(result)
+
+
+@pytest.mark.parametrize(
+    ("reproduced", "first"),
+    [
+        (("x", "sft", "g1"), "the base"),
+        (("base", "x", "x1"), "SFT or DPO"),
+        (("base", "sft", "x1"), "iteration 1"),
+        (("base", "sft", "g1"), None),
+    ],
+)
+def test_the_first_difference_of_a_fine_tuned_run_is_named_by_its_stage(reproduced: tuple[str, ...], first: str | None):
+    """The base, the result of SFT and one iteration: the iteration is the first one."""
+    result = Reproduction(
+        model="m", expected=("base", "sft", "g1"), reproduced=reproduced, iterations=1, differences={}
+    )
+    assert result.first_difference == first

@@ -200,3 +200,32 @@ def test_hooks_without_a_context_parameter_are_called(tiny_folder: Path):
     conversation = run(manager.start_conversation("ada", strategy="sales"))
     assert run(manager.generate_multiturn_response(conversation.conversation_id, "hi")) == "Dear customer, You said: hi"
     assert echo.policy.prompts[0][0].content.startswith("Strategy sales")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("window", [2, 3, 4])
+def test_a_tool_is_called_in_a_conversation_that_is_longer_than_its_window(window: int):
+    """The second prompt of a turn goes on from the first one, with the call and its result."""
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    calls = 0
+
+    def now() -> int:
+        nonlocal calls
+        calls += 1
+        return 12
+
+    async def talk(memory_window: int | None) -> list[str]:
+        config = AgentConfig(
+            use_stub_model=True,
+            stub_responses=("Hello", call, "It is 12.", call, "Still 12."),
+            memory_window=memory_window,
+        )
+        agent = ToolAgent(config, [{"name": "now", "function": now}])
+        await agent.initialize()
+        manager = ConversationManager(agent)
+        conversation = await manager.start_conversation("u")
+        texts = ("hi", "time?", "hm", "and now?")
+        return [await manager.generate_multiturn_response(conversation.conversation_id, text) for text in texts]
+
+    whole = run(talk(None))
+    assert calls > 1
+    assert run(talk(window)) == whole

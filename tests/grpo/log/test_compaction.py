@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -323,3 +326,19 @@ def test_the_schemas_have_every_field_of_the_records():
 
     assert [*TURNS.names] == [*(item.name for item in fields(turn("a"))), "end"]
     assert [*FEEDBACK.names] == [*(item.name for item in fields(feedback("f"))), "end"]
+
+
+def test_a_log_on_nfs_is_compacted_and_erased_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """NFS refuses an exclusive lock on a file that is open for reading only, and keeps the lock of a folder local."""
+    lock = fcntl.flock
+
+    def as_nfs_does(descriptor: int, operation: int) -> None:
+        assert stat.S_ISREG(os.fstat(descriptor).st_mode), "the lock of a folder would exclude one machine only"
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs_does)
+    write(tmp_path, turn("a"), turn("b", "a"))
+    assert compact(tmp_path) == 1
+    assert erase_records(tmp_path, conversation_id="c").turns

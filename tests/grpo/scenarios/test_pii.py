@@ -24,6 +24,8 @@ LABELS = {"name", "address", "phonenumber", "card_number", "account_number", "ss
         ("amex 378282246310005.", "amex [card]."),
         ("my ssn is 536-90-4399", "my ssn is [national id]"),
         ("from 203.0.113.7 and 2001:db8::17", "from [ip] and [ip]"),
+        ("10.1.2.3:443 refused by 203.0.113.9: timeout", "[ip]:443 refused by [ip]: timeout"),
+        ("std::sort, a::b and version 1.2.3.4.5", "std::sort, a::b and version 1.2.3.4.5"),
         ("call +49 (30) 901820 or (415) 555-0132", "call [phone] or [phone]"),
         ("reach me at 415.555.0132", "reach me at [phone]"),
         ("9166545266", "[phone]"),

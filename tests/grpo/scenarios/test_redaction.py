@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
+from grpo.environments.replay import ReplayEnvironment
+from grpo.messages import Message, ToolCall
 from grpo.scenario import Expected, Scenario
-from grpo.scenarios.redaction import Redacted
+from grpo.scenarios.logged_chat import LoggedCall, LoggedChat, LoggedMessage, chat_fields
+from grpo.scenarios.redaction import Redacted, redact_messages
 
 
 def scenario(*text: str, **fields: object) -> Scenario:
@@ -193,3 +197,60 @@ def test_a_value_that_is_longer_than_any_name_is_replaced_as_a_whole():
     """An address of 400 characters under its key."""
     street = "Am Anger 3, " * 40
     assert Redacted(scenario("Hello.", world={"street": street})).scenario.world["street"] == "1 Sample Street"
+
+
+@pytest.mark.parametrize("tool", ["search", "get_order"])
+def test_a_recorded_tool_is_called_by_its_name_after_redaction(tool: str):
+    """A conversation from the log with a call: the tool is no person, in the record, the texts and the replay."""
+    messages = (
+        LoggedMessage(role="user", content="I am Anna Bell. Where is order 7?"),
+        LoggedMessage(role="assistant", content="", calls=(LoggedCall(name=tool, arguments={"order": "7"}, id="1"),)),
+        LoggedMessage(role="tool", content='{"name": "Anna Bell", "state": "lost"}', answers="1"),
+        LoggedMessage(role="assistant", content=f"I ran a {tool}. It is lost."),
+    )
+    fields = chat_fields(LoggedChat(messages=messages), users="script")
+    result = Redacted(Scenario.model_validate({"id": "a", **fields}))
+    assert result.counts == {"name": 2}
+    (recorded,) = result.scenario.world["recorded"]
+    assert (recorded["name"], recorded["arguments"]) == (tool, {"order": "7"})
+    assert "Anna" not in str(result.scenario)
+
+    async def replay() -> str:
+        environment = ReplayEnvironment()
+        state = await environment.reset(result.scenario)
+        call = Message(role="assistant", content="", tool_calls=(ToolCall(name=tool, arguments={"order": "7"}),))
+        answer = (await environment.step(state, call)).response
+        assert answer is not None
+        return answer.content
+
+    assert "lost" in asyncio.run(replay())
+
+
+def test_a_name_that_is_also_a_field_or_a_word_is_replaced_where_it_is_capitalised():
+    """Anna Price and the price of a lamp; Will May, who will wait; a customer who is called by a key."""
+    priced = scenario(
+        "I am Anna Price. What is the price of order 17, says anna?",
+        world={"products": {"lamp": {"price": 30}}, "customers": {"anna": {"orders": ["17"]}}},
+        expected={"calls": [{"name": "quote", "arguments": {"price": 12.5}}], "state": {"price": 30}},
+    )
+    redacted = Redacted(priced).scenario
+    assert redacted.world["products"] == {"lamp": {"price": 30}}
+    assert "anna" not in redacted.world["customers"]
+    assert redacted.expected.calls[0]["arguments"] == {"price": 12.5}
+    assert redacted.expected.state == {"price": 30}
+    assert "What is the price of order 17" in redacted.user_responses[0]
+    assert not {"Anna", "anna", "Price"} & set(redacted.user_responses[0].replace(".", " ").replace("?", " ").split())
+    waiting = scenario("I will wait. You may mark it, says Will.", world={"first_name": "Will", "last_name": "May"})
+    assert Redacted(waiting).scenario.user_responses[0].startswith("I will wait. You may mark it, says ")
+    assert "Will" not in Redacted(waiting).scenario.user_responses[0]
+
+
+def test_the_call_of_a_demonstration_keeps_its_tool_and_its_arguments():
+    """ "my name is bob cancel order 17" is read as Bob Cancel; the call `cancel(order=…)` is no name."""
+    messages = [
+        Message(role="user", content="my name is bob cancel order 17"),
+        Message(role="assistant", content="", tool_calls=(ToolCall(name="cancel", arguments={"order": "17"}),)),
+    ]
+    user, reply = redact_messages("conversation-1", messages)
+    assert "bob" not in user.content
+    assert reply.tool_calls == messages[1].tool_calls

@@ -138,3 +138,12 @@ def test_a_path_that_is_not_there_is_a_404_with_those_that_are(server: ChatServe
         assert text in answer.json()["error"]["message"]
         assert httpx.post(f"{server.url}{path}", json={}, timeout=60).status_code == 401
     assert httpx.post(f"{server.url}/v1/train", json={}, headers=headers, timeout=60).status_code == 403
+
+
+def test_instructions_that_are_sent_again_continue_their_conversation(server: ChatServer):
+    """Also if the input brought a message of the developer, and if they are empty."""
+    both: Any = [{"role": "developer", "content": "Answer in words."}, {"role": "user", "content": "Hello"}]
+    for instructions, given in (("Be brief.", both), ("", "Hello")):
+        first = ask(server, instructions=instructions, input=given)
+        again = ask(server, instructions=instructions, previous_response_id=first.id)
+        assert again.conversation_id == first.conversation_id

@@ -219,12 +219,12 @@ def test_the_system_prompt_is_that_of_the_environment_unless_there_is_one():
 
 
 def test_the_instructions_of_an_agent_stand_before_the_environments_prompt():
-    """They may depend on the conversation."""
+    """They may depend on the messages before the first reply, as in an episode, and not on later ones."""
 
     class Counting(MultiTurnAgent):
         def instructions(self, messages: Sequence[Message], context: Mapping[str, Any]) -> list[str]:
             return [f"{len(messages)} messages", ""]
 
     environment = cast(Environment, SimpleNamespace(system_prompt="desk"))
-    conversation = with_agent_prompt((QUESTION, ANSWER), Counting(), environment)
-    assert conversation == (Message(role="system", content="2 messages\n\ndesk"), QUESTION, ANSWER)
+    conversation = with_agent_prompt((QUESTION, ANSWER, QUESTION, ANSWER), Counting(), environment)
+    assert conversation == (Message(role="system", content="1 messages\n\ndesk"), QUESTION, ANSWER, QUESTION, ANSWER)

@@ -15,7 +15,7 @@ from grpo.policy.catalog import pinned
 from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
-from grpo_flows.pipeline import Scenarios, base_policy, prepare_scenarios
+from grpo_flows.pipeline import Scenarios, base_policy, in_store, prepare_scenarios
 from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
 from grpo_local.rollout_servers import run_executor
@@ -93,6 +93,8 @@ def measure(config: PipelineConfig, model: str, *, whole: bool) -> tuple[str, Sc
     )
     if checkpoint is None:
         checkpoint = base_policy(config.policy.model_copy(update={"model": model}), config.store).checkpoint
+    else:
+        checkpoint = in_store(config.store, checkpoint)
     heldout = collect_heldout(config, checkpoint, data.split)
     evaluated = evaluate_policy(scored=heldout.scored, settings=config.evaluation, seed=config.seed, store=config.store)
     return model, data, evaluated

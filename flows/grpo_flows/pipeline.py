@@ -137,6 +137,17 @@ def training_steps(
                 yield step
 
 
+@patient
+def in_store(store: str, checkpoint: Artifact) -> Artifact:
+    """The checkpoint in this store, by its digest. If it is in another store, it is copied."""
+    artifacts = ArtifactStore(store)
+    if artifacts.has(checkpoint):
+        return artifacts.own(checkpoint)
+    from grpo.learner.checkpoints import adopt_checkpoint  # imports torch, which a run of cache hits does not need
+
+    return adopt_checkpoint(artifacts, checkpoint)
+
+
 def base_policy(policy: PolicySettings, store: str) -> BaseCheckpoint:
     """The base model as checkpoint 0."""
     return load_base(policy=policy, content=model_digest(policy), store=store)

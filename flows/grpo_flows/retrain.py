@@ -255,6 +255,7 @@ def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> 
         validation_fraction=pipeline.scenarios.validation_fraction,
         seed=pipeline.seed,
         store=pipeline.store,
+        environment=pipeline.environment,
     )
     keep_planned(conversations, config.name, pipeline.store)
     validate(

@@ -21,7 +21,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
 
-from grpo.artifacts import Artifact, ArtifactStore
+from grpo.artifacts import Artifact
 from grpo.config.gates import compared_metric
 from grpo.config.loading import apply_overrides
 from grpo.config.pipeline import PipelineConfig
@@ -51,6 +51,7 @@ from grpo_flows.pipeline import (
     Scenarios,
     Step,
     base_policy,
+    in_store,
     measure_tuning,
     prepare_scenarios,
     settle_gates,
@@ -118,7 +119,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
         base = base_policy(config.policy, config.store)
         serving = _serving(config)
         if serving is not None:
-            _in_store(config, serving.checkpoint)  # before the training, because its store may be gone
+            in_store(config.store, serving.checkpoint)  # before the training, because its store may be gone
         so_far = _SoFar()
 
         def document(decision: Decision) -> ReportDocument:
@@ -291,25 +292,14 @@ def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | No
     if earlier is not None:
         tags = earlier.tags
         before = Artifact(uri=tags["champion_uri"], sha256=tags["champion_sha256"], kind="checkpoint")
-        return _in_store(config, before)
-    return start.checkpoint if serving is None else _in_store(config, serving.checkpoint)
+        return in_store(config.store, before)
+    return start.checkpoint if serving is None else in_store(config.store, serving.checkpoint)
 
 
 @patient
 def _registered(config: PipelineConfig, run: RunInputs) -> ModelVersion | None:
     """The version that an earlier run with these inputs has registered."""
     return registry().find(config.registry.model_name, run.key(config))
-
-
-@patient
-def _in_store(config: PipelineConfig, checkpoint: Artifact) -> Artifact:
-    """The checkpoint in the store of this run, by its digest. If it is in another store, it is copied."""
-    store = ArtifactStore(config.store)
-    if store.has(checkpoint):
-        return store.own(checkpoint)
-    from grpo.learner.checkpoints import adopt_checkpoint  # imports torch, which a run of cache hits does not need
-
-    return adopt_checkpoint(store, checkpoint)
 
 
 def _promote(config: PipelineConfig, version: ModelVersion, decision: Decision) -> Decision:

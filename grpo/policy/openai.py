@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import replace
@@ -28,6 +28,7 @@ from grpo.strict_json import clean_text, encode
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+_OTHER_LIMIT = "max_completion_tokens"
 _TOKEN = re.compile(r"token_id:(\d+)")
 
 
@@ -40,19 +41,22 @@ class ChatPolicy:
     def __init__(self, endpoint: OpenAIEndpoint) -> None:
         self.endpoint = endpoint
         self.hash = endpoint.hash
+        self.limit = "max_tokens"
+        """Name of the limit of a reply. OpenAI's reasoning models refuse this one and take `_OTHER_LIMIT`."""
 
     @asynccontextmanager
     async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
         """See `Policy.sampler`."""
         async with self.endpoint.connect() as client:
-            yield SessionFactory(partial(ChatSession, self.endpoint, client, renderer))
+            yield SessionFactory(partial(ChatSession, self, client, renderer))
 
 
 class ChatSession:
     """One conversation and its number of turns."""
 
-    def __init__(self, endpoint: OpenAIEndpoint, client: AsyncOpenAI, renderer: Renderer) -> None:
-        self._endpoint = endpoint
+    def __init__(self, policy: ChatPolicy, client: AsyncOpenAI, renderer: Renderer) -> None:
+        self._policy = policy
+        self._endpoint = policy.endpoint
         self._client = client
         self._renderer = renderer
         self._turns = 0
@@ -65,7 +69,6 @@ class ChatSession:
             "model": self._endpoint.model,
             "messages": to_openai_messages(prompt.messages),
             "temperature": sampling.temperature,
-            "max_tokens": sampling.max_new_tokens,
             "seed": sampling.turn_seed(self._turns),
         }
         if sampling.top_p < 1:
@@ -74,7 +77,7 @@ class ChatSession:
             request["extra_body"] = {"top_k": sampling.top_k}
         if tools:
             request["tools"] = tools
-        response = await self._endpoint.send(self._client.chat.completions.create(**request), ChatAnswer)
+        response = await self._send(request, sampling.max_new_tokens)
         self._turns += 1
         if isinstance(response.choices[0].message.content, list):
             raise RequestFailed(f"{self._endpoint.address} answered with a list of parts instead of a text")
@@ -83,6 +86,18 @@ class ChatSession:
         if response.choices[0].finish_reason == "length":
             return Generation(token_ids=ids[:-1], logprobs=None, stop="length", message=message)
         return Generation(token_ids=ids, logprobs=None, stop="stop", message=message)
+
+    async def _send(self, request: Mapping[str, Any], most_tokens: int) -> ChatAnswer:
+        """Answer of the server. If it refuses the name of the limit and asks for the other one, it gets the other."""
+        create = self._client.chat.completions.create
+        limit = {self._policy.limit: most_tokens}
+        try:
+            return await self._endpoint.send(create(**request, **limit), ChatAnswer)
+        except RequestFailed as error:
+            if self._policy.limit == _OTHER_LIMIT or _OTHER_LIMIT not in str(error):
+                raise
+        self._policy.limit = _OTHER_LIMIT
+        return await self._endpoint.send(create(**request, **{_OTHER_LIMIT: most_tokens}), ChatAnswer)
 
     def close(self) -> None:
         """No resource to release."""

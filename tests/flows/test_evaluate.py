@@ -91,6 +91,13 @@ def test_a_model_is_the_same_by_alias_by_number_and_by_folder(config: PipelineCo
     assert found == [trained.lineage.candidate_policy] * 2 + [trained.lineage.base_policy]
 
 
+def test_a_version_of_another_store_is_copied(config: PipelineConfig, trained: ReportDocument, tmp_path: Path):
+    """As a training does with its champion: the config may name another store than the one of that training."""
+    elsewhere = config.model_copy(update={"store": str(tmp_path / "elsewhere")})
+    document, _ = _evaluate(elsewhere, model="models:/evaluated@candidate")
+    assert document.measurement.policy == trained.lineage.candidate_policy
+
+
 def test_the_version_that_is_checked_is_the_one_that_is_measured(config: PipelineConfig, trained: ReportDocument):
     """With follow_alias that is the alias's, also where the promoted one has no files; the document has its number."""
     from grpo_flows.plans.evaluate import plan_evaluation

@@ -22,6 +22,7 @@ from typing import Any
 
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id, world_digest
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
+from grpo.errors import DataError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenario import Scenario
 from grpo.trajectories import NOTHING_EXPECTED, Outcome
@@ -95,6 +96,17 @@ class SupportDesk(Environment):
         return EnvironmentState(
             scenario=scenario, episode_id=episode_id(scenario, seed), history=(opening,), world=world
         )
+
+    async def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario without a first line or without orders, such as a logged conversation on something else."""
+        orders = scenario.world.get("orders")
+        if not scenario.user_responses:
+            raise DataError(f"scenario {scenario.id} has no user_responses, and the customer begins with the first one")
+        if not isinstance(orders, Mapping) or not all(isinstance(record, Mapping) for record in orders.values()):
+            raise DataError(
+                f"scenario {scenario.id}: world needs orders, the records by their numbers, "
+                '{"orders": {"4711": {"price": 30}}}'
+            )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Execute the tool calls, or let the customer answer. Only a question for the order number gets an answer."""

@@ -13,7 +13,7 @@ from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import ConfigError, PolicyError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.openai import ChatPolicy, CompletionsPolicy, to_openai_messages
-from grpo.policy.openai_endpoint import OpenAIEndpoint
+from grpo.policy.openai_endpoint import OpenAIEndpoint, RequestFailed
 from grpo.policy.policy import Generation, Policy, Prompt, Sampling
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
@@ -97,6 +97,25 @@ def test_a_chat_request_has_messages_tools_and_sampling_settings(model: Model, r
     assert asked["tools"] == [LOOK_UP.to_template()]
     assert (asked["temperature"], asked["max_tokens"]) == (0.7, 5)
     assert model.keys == [f"Bearer {SECRET}"]
+
+
+def test_a_server_that_refuses_max_tokens_gets_the_other_limit_from_then_on(model: Model, renderer: Renderer):
+    """As OpenAI's reasoning models answer. Another refusal is not sent again."""
+    text = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+
+    def answer(body: dict[str, Any]) -> tuple[Any, ...]:
+        return (400, {"error": {"message": text}}) if "max_tokens" in body else _chat("Hi.")(body)
+
+    model.answers = [answer]
+    policy = ChatPolicy(model.server())
+    for _ in range(2):
+        assert _generate(policy, renderer, HELLO).message == Message(role="assistant", content="Hi.")
+    assert [asked.get("max_tokens") for asked in model.asked] == [5, None, None]
+    assert [asked.get("max_completion_tokens") for asked in model.asked] == [None, 5, 5]
+    model.answers = [lambda body: (400, {"error": {"message": "max_completion_tokens is too large"}})]
+    with pytest.raises(RequestFailed, match="is too large"):
+        _generate(policy, renderer, HELLO)
+    assert len(model.asked) == 4
 
 
 def test_each_turn_of_each_sample_has_a_seed_of_its_own(model: Model, renderer: Renderer):

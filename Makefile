@@ -101,7 +101,7 @@ $(SMOLLM2): data/models/smollm2.txt | $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt -e '.[dev]'
-	-$(BIN)/python -m compileall -qq -j 0 .venv/lib # on all cores, because pip uses one. Fails for files of another Python
+	-$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib # on all cores, because pip uses one. Fails for files of another Python
 	$(BIN)/grpo migrate
 	touch $@
 

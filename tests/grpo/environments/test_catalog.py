@@ -56,9 +56,14 @@ def test_the_users_model_is_not_called():
     assert find_unplayable(settings, [WITH_A_GOAL], max_fraction=0.0) == {}
 
 
-def test_an_environment_accepts_all_scenarios_by_default():
-    """The support desk has no check of its own."""
-    assert find_unplayable(SupportDeskSettings(kind="support_desk"), SCRIPTED, max_fraction=0.0) == {}
+def test_the_support_desk_plays_only_scenarios_with_orders():
+    """A logged conversation on something else has none, and its episode would fail at its start."""
+    settings = SupportDeskSettings(kind="support_desk")
+    orders = {"orders": {"4711": {"price": 30}}}
+    playable = [scenario.model_copy(update={"id": f"with-{scenario.id}", "world": orders}) for scenario in SCRIPTED]
+    reasons = find_unplayable(settings, [*SCRIPTED, *playable], max_fraction=0.5)
+    assert set(reasons) == {scenario.id for scenario in SCRIPTED}
+    assert "world needs orders, the records by their numbers" in reasons[SCRIPTED[0].id]
 
 
 def test_every_world_of_contrib_is_loaded_by_its_name():

@@ -132,7 +132,7 @@ def test_processes_of_an_update_open_no_port_for_others(
     opened: dict[tuple[str, int], Future[bool]] = {}
     with ThreadPoolExecutor() as pool:
         running = pool.submit(run_workers, _request(desk_rollout, tmp_path / "x", processes=2))
-        while not wait([running], timeout=0.1).done:  # a port stays open for seconds; a look takes the core of a worker
+        while not wait([running], timeout=0.5).done:  # a port stays open for seconds; a look takes the core of a worker
             for address in listening(family()[1:]) - opened.keys():
                 opened[address] = pool.submit(_is_store, *address)
         running.result()

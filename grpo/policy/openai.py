@@ -90,14 +90,15 @@ class ChatSession:
     async def _send(self, request: Mapping[str, Any], most_tokens: int) -> ChatAnswer:
         """Answer of the server. If it refuses the name of the limit and asks for the other one, it gets the other."""
         create = self._client.chat.completions.create
-        limit = {self._policy.limit: most_tokens}
+        limited: dict[str, Any] = {**request, self._policy.limit: most_tokens}
         try:
-            return await self._endpoint.send(create(**request, **limit), ChatAnswer)
+            return await self._endpoint.send(create(**limited), ChatAnswer)
         except RequestFailed as error:
             if self._policy.limit == _OTHER_LIMIT or _OTHER_LIMIT not in str(error):
                 raise
         self._policy.limit = _OTHER_LIMIT
-        return await self._endpoint.send(create(**request, **{_OTHER_LIMIT: most_tokens}), ChatAnswer)
+        limited = {**request, _OTHER_LIMIT: most_tokens}
+        return await self._endpoint.send(create(**limited), ChatAnswer)
 
     def close(self) -> None:
         """No resource to release."""

@@ -43,7 +43,7 @@ from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.ingest import ingest
 from grpo_tasks.registry import registry
 from grpo_tasks.retraining_report import retraining_report, write_retraining
-from grpo_tasks.split import split
+from grpo_tasks.split import SplitResult, split
 from grpo_tasks.validate import validate
 from grpo_tasks.verify_log import verify_log
 from grpo_tasks.warm_start import warm_start
@@ -160,14 +160,7 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
         max_quarantined_fraction=settings.max_quarantined_fraction,
         store=pipeline.store,
     )
-    divided = split(
-        scenarios=ingested.scenarios,
-        validation_fraction=settings.validation_fraction,
-        limit=settings.limit,
-        store=pipeline.store,
-        environment=pipeline.environment,
-        max_refused_share=settings.max_quarantined_fraction,
-    )
+    divided = _split(pipeline, ingested.scenarios, settings.validation_fraction, settings.limit)
     call = curate.bind(
         sources=sources,
         content=content_hash(sources),
@@ -343,6 +336,17 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
     return cast(RetrainingReport, Completed(message=f"{decision.verdict}: {decision.reason}", data=report))
 
 
+def _split(pipeline: PipelineConfig, scenarios: Artifact, fraction: float, limit: int | None) -> SplitResult:
+    return split(  # as a training does, without the scenarios that its environment cannot play
+        scenarios=scenarios,
+        validation_fraction=fraction,
+        limit=limit,
+        store=pipeline.store,
+        environment=pipeline.environment,
+        max_refused_share=pipeline.scenarios.max_quarantined_fraction,
+    )
+
+
 def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, float] | None:
     """The champion's held-out mean by today's pipeline, and its upper bound. None if its registration has no mean."""
     from grpo.evaluation.evaluate import mean
@@ -352,14 +356,7 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
     if serving.evaluation is None:
         return None
     data = serving.training_data
-    divided = split(
-        scenarios=data.scenarios,
-        validation_fraction=data.validation_fraction,
-        limit=data.limit,
-        store=pipeline.store,
-        environment=pipeline.environment,
-        max_refused_share=pipeline.scenarios.max_quarantined_fraction,
-    )
+    divided = _split(pipeline, data.scenarios, data.validation_fraction, data.limit)
     heldout = collect_heldout(pipeline, serving.checkpoint, divided)
     interval = mean(
         read_all([ArtifactStore(pipeline.store).path(heldout.scored)]),
@@ -378,8 +375,7 @@ def pending_path(config: RetrainConfig) -> Path:
     """
     pipeline = config.load_pipeline()
     settings = [config.model_dump(mode="json"), pipeline.model_dump(mode="json")]
-    named = external_digests([config, pipeline])
-    digests = {name: digest for name, digest in named.items() if not name.startswith(LOG_PREFIX)}
+    digests = {k: v for k, v in external_digests([config, pipeline]).items() if not k.startswith(LOG_PREFIX)}
     identity = short_digest([settings, code_digest(), digests])
     return home() / config.name / f"pending-{identity}.json"
 

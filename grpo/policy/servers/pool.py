@@ -62,7 +62,7 @@ class ServerPool:
 
     async def settle(self) -> None:
         """Wait for the checks in progress. Raises `WrongWeights` if a turn that was used is wrong."""
-        for server in self._servers:
+        for server in tuple(self._servers):
             await server.settle()
         self._check_no_turn_was_wrong()
 

@@ -186,7 +186,7 @@ def test_files_and_versions_are_refused_unless_they_are_what_they_are_called(
             refused = client.post(WEIGHTS, json={"version": version, "files": {name: digest}})
             assert refused.status_code == 400, name
         missing = client.post(WEIGHTS, json={"version": "0" * 16, "files": {"model.safetensors": "1" * 64}})
-        assert missing.json() == {"version": None, "missing": ["1" * 64]}
+        assert missing.json() == {"version": None, "missing": ["1" * 64], "max_context": None}
         other = on_servers(second, server.url)._weights.request
         episodes(on_servers(first, server.url), scenarios=1)
         episodes(on_servers(second, server.url), scenarios=1)

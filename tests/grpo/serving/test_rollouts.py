@@ -97,10 +97,11 @@ def test_a_turn_is_sampled_with_the_numbers_of_its_seed_and_index(tmp_path: Path
         assert error_of(trainer.post(TURNS, json=turn(clerk.hash, clerk)))[:2] == (409, "weights_not_loaded")
         weights = request(clerk.hash, FILES_OF_CLERK)
         asked = trainer.post(WEIGHTS, json=weights).json()
-        assert asked == {"version": None, "missing": sorted(weights["files"].values())}
+        assert asked == {"version": None, "missing": sorted(weights["files"].values()), "max_context": None}
         for content in FILES_OF_CLERK.values():
             assert put(trainer, content).status_code == 201
-        assert trainer.post(WEIGHTS, json=weights).json() == {"version": clerk.hash, "missing": []}
+        loaded = {"version": clerk.hash, "missing": [], "max_context": clerk.max_context}
+        assert trainer.post(WEIGHTS, json=weights).json() == loaded
         reply = trainer.post(TURNS, json=turn(clerk.hash, clerk)).json()
         assert not server.turns()  # the log of conversations has none of it
 

@@ -43,7 +43,7 @@ class TaskEnvironment(ToolCallingEnvironment):
     error, or if your own function raises an exception or exceeds `tool_timeout_s`, the model sees this as the result,
     and the state does not change.
 
-    An episode succeeds if all `criteria` hold, and ends as soon as they do. If there are no criteria, the scenario
+    An episode succeeds if all `criteria` hold, and ends as soon as they do. Without criteria, the scenario
     defines success by the parts of `expected.basis`:
 
         DB             each part of the state that `expected.state` names must equal it; if it names none, the whole

@@ -49,7 +49,7 @@ _REFERRING = (RewardComponent, UserObject, VerifiersSettings, VerifiersSource)
 _SOURCES = tuple(SOURCES)
 """Settings of sources. `content_hash` digests their files, and stages take it as `content`."""
 LOG_PREFIX = "log "
-"""Beginning of the names of digests that are those of a serving log."""
+"""Prefix of the names under which serving logs are in the digests."""
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 
 

@@ -56,7 +56,7 @@ class QueueState(BaseModel):
 
 
 class WindowMetrics(BaseModel):
-    """How stale a window's episodes were, and how the rollout overlapped with the updates."""
+    """Staleness of a window's episodes, and overlap of the rollout with the updates."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

@@ -238,4 +238,4 @@ def _is_ip(text: str) -> bool:
         ipaddress.ip_address(text)
     except ValueError:
         return False
-    return len(text) > 3 and any(letter.isdigit() for letter in text)  # "::" is no host, and "a::b" may be code
+    return len(text) > 3 and any(letter.isdigit() for letter in text)  # "::" names no host, and code has "a::b"

@@ -34,7 +34,7 @@ class Played:
                 lines.write(f"{json.dumps(outcome.document())}\n")
 
     def missed(self, outcome: Outcome) -> list[str]:
-        """What is wrong with an outcome that misses the bar."""
+        """Faults of an outcome that misses the bar. Empty if it meets it."""
         return outcome.faults(self.outcomes[UNDISTURBED].policy)
 
     def line(self, outcome: Outcome) -> str:

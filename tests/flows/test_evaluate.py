@@ -132,7 +132,7 @@ def test_a_dry_run_finds_what_the_evaluation_finds(config: PipelineConfig, train
 
 
 def test_a_reproduction_can_be_planned(config: PipelineConfig, trained: ReportDocument):
-    """The inputs are those of the training."""
+    """The plan has the inputs of the training."""
     from grpo_flows.plans.reproduce import plan_reproduction
 
     outline = plan_reproduction("models:/evaluated@candidate")

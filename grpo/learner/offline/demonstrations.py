@@ -112,7 +112,7 @@ def with_agent_prompt(
 ) -> tuple[Message, ...]:
     """The conversation with the agent's instructions and the environment's system prompt in front, as it is served.
 
-    The instructions are those of the first turn, which an episode keeps, so that they depend on no later message.
+    The agent gives its instructions before its first turn, as in an episode, so they depend on no later message.
     """
     replies = (position for position, message in enumerate(conversation) if message.role == "assistant")
     instructions = agent.instructions(conversation[: next(replies, None)], {})

@@ -351,7 +351,7 @@ class RolloutServer:
 
 
 def _in_background(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Task whose exception may stay unread, because whoever began it was cancelled."""
+    """Start a task. Its exception may stay unread if the caller is cancelled, and asyncio then logs no warning."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return task

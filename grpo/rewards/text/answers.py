@@ -46,7 +46,7 @@ def final_answer(text: str) -> Fraction | None:
     r"""Final number of a worked solution.
 
     After `####`, else in the last `\boxed{}`, else in the last sentence with "answer", else after the last = of the
-    last line, else the last number. None if there is no number, or if that place denies it: "the answer is not 42".
+    last line, else the last number. None if no number is found there, or if the text denies it: "the answer is not 42".
     """
     plain = _FRACTION.sub(r"\1/\2", _CALCULATOR.sub("", text))
     for pattern in (_MARKED, _BOXED):

@@ -195,7 +195,7 @@ def test_nodes_without_a_common_folder_are_refused(tmp_path: Path):
     ],
 )
 def test_several_nodes_are_several_processes(training: dict[str, object], problem: str):
-    """What one process must do is refused on several nodes, and what several can do is accepted."""
+    """Several nodes refuse the settings that need one process, and accept the settings of several processes."""
     assert TrainingSettings(nodes=2, sharding="sharded", update_timeout_s=9.0).workers == 2
     with pytest.raises(ValidationError, match=problem):
         TrainingSettings.model_validate(training)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -14,7 +14,7 @@ from grpo.config.base import without_paths
 from grpo.config.dpo import ServedPairs
 from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.config.sft import ServedDemonstrations
-from grpo.identity.code import code_digest, external_digests
+from grpo.identity.code import code_digest, content_names, external_digests
 from grpo.policy.catalog import check_trainable, pinned
 from grpo.policy.weights.sources import model_identity
 from grpo.reads.names import ABSENT, shown
@@ -43,7 +43,8 @@ def identity(value: Any) -> Any:
 def stage_key(name: str, inputs: Mapping[str, Any]) -> str:
     """Cache identity: the stage, its inputs except `store`, our code, and the user's code and files."""
     relevant = {key: identity(value) for key, value in inputs.items() if key != "store"}
-    text = json.dumps([name, code_digest(), relevant, _contents(external_digests(inputs.values()))], sort_keys=True)
+    contents = _contents(external_digests(inputs.values()), content_names(inputs.values()))
+    text = json.dumps([name, code_digest(), relevant, contents], sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
@@ -84,18 +85,21 @@ class RunInputs(BaseModel):
 
     def key(self, config: PipelineConfig) -> str:
         """Identity of the run: config, data, code, and what the user's code has read."""
-        contents = [self.sources, self.model, _contents(self.user_code), _contents(self.reads)]
+        named = _contents(self.user_code, content_names([config]))
+        contents = [self.sources, self.model, named, _contents(self.reads)]
         return short_digest([run_settings(config), code_digest(), *contents])
 
 
-def _contents(digests: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Digests without the paths of files, in the order of the paths.
+def _contents(digests: Mapping[str, str], named: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Digests without the paths of files: first of the contents that settings name, in the order of the settings.
 
-    Because of the order, the result changes if two files exchange their content.
+    The rest is in the order of the paths. Because of the order, the result changes if two files exchange their content,
+    or if two settings exchange their files.
     """
     kinds = ("file", "log", "model", "exists", "stat")
-    named = ((name.partition(" ")[0], name, digest) for name, digest in sorted(digests.items()))
-    return [(kind if kind in kinds else name, digest) for kind, name, digest in named]
+    rest = sorted(digests.keys() - {*named})
+    split = ((name.partition(" ")[0], name) for name in (*named, *rest))
+    return [(kind if kind in kinds else name, digests[name]) for kind, name in split]
 
 
 def run_settings(config: PipelineConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import hashlib
 import importlib.metadata
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,15 +150,25 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
             identity |= {f"{reference}, {name}": digest for name, digest in user_code_digests(reference).items()}
         if isinstance(part, PackageSettings):
             identity |= {f"package {package}": _version(package, part.extra) for package in part.packages}
-        for path in _files(part):
-            identity[f"file {_shown(path)}"] = _digest(path, part)
-        if isinstance(part, (ServedDemonstrations, ServedPairs)):
-            identity[f"{LOG_PREFIX}{_shown(local_path(part.path))}"] = served_digest(part)
+        identity |= {name: digest() for name, digest in _contents(part)}
         for variable in _variables(part):
             identity[f"variable {variable}"] = variable_digest(variable, os.environ.get(variable)) or ABSENT
-        for model in _models(part):
-            identity[f"model {model if '://' in model else _shown(Path(model))}"] = model_identity(model)
     return dict(sorted(identity.items()))
+
+
+def content_names(values: Iterable[Any]) -> list[str]:
+    """Names of the files, logs and models in `external_digests`, in the order in which these settings name them."""
+    return [name for part in _parts(values) for name, _ in _contents(part)]
+
+
+def _contents(part: BaseModel) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the name of each file, log and model that these settings name, and the function that digests it."""
+    for path in _files(part):
+        yield f"file {_shown(path)}", functools.partial(_digest, path, part)
+    if isinstance(part, (ServedDemonstrations, ServedPairs)):
+        yield f"{LOG_PREFIX}{_shown(local_path(part.path))}", functools.partial(served_digest, part)
+    for model in _models(part):
+        yield f"model {model if '://' in model else _shown(Path(model))}", functools.partial(model_identity, model)
 
 
 def _version(package: str, extra: str) -> str:

@@ -116,3 +116,25 @@ def test_the_weights_of_a_teacher_are_in_the_identity_of_a_run(tmp_path: Path):
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
     assert key(one) == key(copied)
     assert key(one) != key(other)
+
+
+def test_settings_that_exchange_their_files_change_the_identity(tmp_path: Path):
+    """Of a stage, of a run, and of a third setting that changes from one of the files to the other; a move does not."""
+
+    def keys(*names: str, folder: Path = tmp_path) -> tuple[str, str]:
+        rewards = [
+            {"kind": "neural", "weight": 0.1 + n / 4, "options": {"model": str(folder / name)}}
+            for n, name in enumerate(names)
+        ]
+        config = PipelineConfig.model_validate(short_run(tmp_path, reward=rewards))
+        return stage_key("score", {"reward": config.reward}), RunInputs.of(config).key(config)
+
+    for folder in (tmp_path, tmp_path / "moved"):
+        for name in ("a", "b"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "config.json").write_text(f'{{"name": "{name}"}}')
+    for one, other in zip(keys("a", "b"), keys("b", "a"), strict=True):
+        assert one != other
+    for one, other in zip(keys("a", "b", "a"), keys("a", "b", "b"), strict=True):
+        assert one != other
+    assert keys("a", "b") == keys("a", "b", folder=tmp_path / "moved")

@@ -1,6 +1,7 @@
 """Timeouts of turns, environment steps, episodes and the stage. If one expires, its episode fails with a reason.
 
-Only code that awaits can be cancelled. If a tool blocks the thread, it delays every episode of the shard.
+When the timeout of the stage expires, every unfinished episode fails with this reason, and no other begins. Only code
+that awaits can be cancelled. If a tool blocks the thread, it delays every episode of the shard.
 """
 
 from __future__ import annotations

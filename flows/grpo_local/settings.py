@@ -99,7 +99,7 @@ def home_variables(home: Path) -> dict[str, str]:
         "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,grpo_cli,grpo_flows,grpo_local,grpo_tasks",
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
         "GRPO_MLFLOW_PORT": "5000",
         "GRPO_SERVE_PORT": "8000",
         "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 logger = logging.getLogger("grpo_local.supervisor")
-_PAUSE_S = 2.0
+_PAUSE_S = 5.0
 
 
 def supervise(home: Path) -> None:

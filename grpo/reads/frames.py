@@ -10,14 +10,11 @@ A read during the import of an installed package belongs to the package, because
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from types import FrameType
 
-from grpo.reads.modules import PROJECT, is_users
-from grpo.storage.shipped import package_folder
+from grpo.reads.modules import PROJECT, owner
 
 _claimed: set[str] = set()
 """Top-level modules that settings name. They count as the user's even if they are installed."""
@@ -33,8 +30,6 @@ class Reader:
     """Modules of the user's that are imported at this moment."""
     in_project: bool
     """True if a frame is this project's."""
-    is_import_system: bool = False
-    """True if Python searches for a module, for which it lists the folders of the import path."""
 
 
 def claim(module: str) -> None:
@@ -49,31 +44,23 @@ def reader() -> Reader:
     frame = sys._getframe(1)
     modules: list[str] = []
     is_user = in_project = False
-    finders: list[bool] = []
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith("grpo.reads."):
-            finders.append("importlib" in module)
-        owner = "user" if module.partition(".")[0] in _claimed else _owner(frame.f_code.co_filename)
+        whose = "user" if module.partition(".")[0] in _claimed else owner(frame.f_code.co_filename)
         is_import = frame.f_code.co_name == "<module>"
-        if owner == "project" and not module.startswith("grpo.reads."):
+        if whose == "project" and not module.startswith("grpo.reads."):
             in_project = True
             break
-        if owner == "installed" and is_import:
+        if whose == "installed" and is_import:
             break
-        if owner == "user":
+        if whose == "user":
             is_user = True
             if is_import and module != "__main__":
                 modules.append(module)
         frame = frame.f_back  # type: ignore[assignment]
-    return Reader(is_user, tuple(modules), in_project, is_import_system=finders[:1] == [True])
+    return Reader(is_user, tuple(modules), in_project)
 
 
-@functools.cache
-def _owner(file: str) -> Literal["project", "user", "installed", "generated"]:
-    if file.startswith("<"):
-        return "generated"
-    if is_users(file):
-        return "user"
-    ours = any(Path(file).resolve().is_relative_to(package_folder(name)) for name in PROJECT)
-    return "project" if ours else "installed"
+def is_import_system(frame: FrameType) -> bool:
+    """Return True if Python runs this frame to find a module, for which it lists the folders of the import path."""
+    return "importlib" in str(frame.f_globals.get("__name__", ""))

@@ -15,9 +15,11 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution
 from pathlib import Path
+from typing import Literal
 
 from grpo.storage.shipped import package_folder
 
+Owner = Literal["project", "user", "installed", "generated"]
 PROJECT = ("grpo", "grpo_tasks", "grpo_local", "grpo_flows", "grpo_cli")
 """Packages of this project."""
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
@@ -71,14 +73,29 @@ def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
 
 def is_users(file: str) -> bool:
     """Return True if a source file does not belong to Python, this project or an installed package."""
-    return not file.startswith("<") and _is_users(file)
+    return owner(file) == "user"
 
 
 @functools.cache
-def _is_users(file: str) -> bool:
-    place = Path(file).resolve()
-    foreign = (*_INSTALLED, _STANDARD, *map(package_folder, PROJECT))
-    return not any(place.is_relative_to(root) for root in foreign) and "site-packages" not in place.parts
+def owner(file: str) -> Owner:
+    """Whom a source file belongs to, by the folder that it lies in. Code that a program has made is "generated".
+
+    Links are followed once per folder and not once per file, because a process imports thousands of files.
+    """
+    if file.startswith("<"):
+        return "generated"
+    path = Path(file)
+    return _owner_of((path.resolve() if path.is_symlink() else path).parent)
+
+
+@functools.cache
+def _owner_of(folder: Path) -> Owner:
+    place = folder.resolve()
+    if any(place.is_relative_to(package_folder(name)) for name in PROJECT):
+        return "project"
+    if any(place.is_relative_to(root) for root in (*_INSTALLED, _STANDARD)) or "site-packages" in place.parts:
+        return "installed"
+    return "user"
 
 
 def import_root(spec: importlib.machinery.ModuleSpec) -> Path | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.reads import environment, status
-from grpo.reads.frames import Reader, claim, reader
+from grpo.reads.frames import Reader, claim, is_import_system, reader
 from grpo.reads.modules import find_module, import_root, is_users
 from grpo.reads.names import renamed, roots_of, without
 from grpo.reads.recorder import PROGRAMS, ReadRecorder, is_installed_code, note
@@ -144,14 +144,14 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
         return  # if _EVENTS is gone, the interpreter is ending and has begun to clear this module
     if event == "open" and is_installed_code(arguments[0]):
         return
+    if event in _LISTINGS and is_import_system(sys._getframe(1)):
+        return
     with _unrecorded():
         try:
             who = _reader()
             if event in _THREADS:
                 if who.is_user:
                     _mark(arguments[0])
-            elif event in _LISTINGS and who.is_import_system:
-                return
             elif event in _EVERY or who.is_user:
                 _add(who, lambda recorder: note(recorder, event, arguments))
         except Exception as error:  # noqa: BLE001 - see above, it is reported with what cannot be seen

@@ -233,7 +233,6 @@ def _config(stack: Stack, name: str, sent: list[str]) -> dict[str, Any]:
         stack.folder,
         name=name,
         store=f"s3://{BUCKET}/{name}",
-        rollout={"shards": 1},
         training={"iterations": 1},
         gates=[{"kind": "improvement", "margin": -1.0}],
         registry={"model_name": name},

@@ -46,7 +46,7 @@ def test_the_pipeline_runs_from_a_bucket(desk_config: dict[str, Any], home: Path
 
     The registered version leads to its checkpoint in the bucket, and no secret is in any object's content.
     """
-    config = changed(desk_config, name="bucket", store=STORE, rollout={"shards": 1}, training={"iterations": 1})
+    config = changed(desk_config, name="bucket", store=STORE, training={"iterations": 1})
     first = _run(config, home, tmp_path / "first")
     assert all(stage.cached == 0 for stage in first.stages)
 

@@ -52,7 +52,7 @@ def config(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> PipelineConf
         tmp_path_factory.mktemp("operated"),
         name=MODEL,
         scenarios={"sources": [{"kind": "jsonl", "path": str(pack)}], "limit": 12},
-        rollout={"scenarios": 4, "max_new_tokens": 32, "shards": 1},
+        rollout={"scenarios": 4, "max_new_tokens": 32},
         gates=[{"kind": "improvement", "margin": 0.6}],  # two iterations do not clear it
         registry={"model_name": MODEL},
     )

@@ -128,7 +128,7 @@ def machines(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def _config(desk_config: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """One iteration in one shard: four stages go to the other machine."""
-    return changed(desk_config, rollout={"shards": 1}, training={"iterations": 1}, **sections)
+    return changed(desk_config, training={"iterations": 1}, **sections)
 
 
 def _elsewhere(**stages: Any) -> dict[str, Any]:

@@ -79,7 +79,6 @@ def desk(home: Path, server: str) -> Desk:
         name="first",
         store=str(home / "retrain-store"),
         scenarios={"limit": 16},
-        rollout={"shards": 1},
         training={"iterations": 1},
         evaluation={"samples": 3},
         registry={"model_name": MODEL},

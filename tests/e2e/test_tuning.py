@@ -27,7 +27,7 @@ def study_file(folder: Path, **changes: object) -> Path:
     """A study of short runs, in a folder of its own."""
     base = short_run(
         folder,
-        rollout={"scenarios": 4, "max_new_tokens": 32, "shards": 1},
+        rollout={"scenarios": 4, "max_new_tokens": 32},
         evaluation={"samples": 3},
         registry={"model_name": "tuned"},
     )

@@ -54,11 +54,11 @@ def _cached(plan: Any) -> dict[str, tuple[int, int]]:
 
 
 def test_a_finished_run_is_cached_except_for_the_comparison(ran: dict[str, Any]):
-    """Two iterations and the candidate's held-out side, two shards each, are hits; the champion may be another now."""
+    """Two iterations and the candidate's held-out side are hits; the champion may be another now."""
     plan = _plan(ran)
     found = _cached(plan)
     assert found["ingest"] == found["validate"] == found["split"] == found["load_base"] == (1, 1)
-    assert (found["rollout"], found["score"], found["train"]) == ((6, 8), (3, 4), (2, 2))
+    assert (found["rollout"], found["score"], found["train"]) == ((3, 4), (3, 4), (2, 2))
     assert found["evaluate"] == (0, 1)
     assert {stage.rest for stage in plan.stages} == {"", "unknown: depends on the current champion"}
 
@@ -79,14 +79,14 @@ def test_what_the_plan_calls_cached_is_what_the_run_finds(ran: dict[str, Any], h
     other = changed(ran, name="faster", training={"learning_rate": 4e-4})
     plan = _plan(other)
     found = _cached(plan)
-    assert (found["rollout"], found["score"], found["train"]) == ((2, 8), (1, 4), (0, 2))
+    assert (found["rollout"], found["score"], found["train"]) == ((1, 4), (1, 4), (0, 2))
     rest = {stage.name: stage.rest for stage in plan.stages}
     assert rest["train"] == "one is computed, the others depend on it"
     assert rest["rollout"] == rest["gate"] == "unknown until train has run"
     train(PipelineConfig.model_validate(other))
     hits = {stage.name: stage.cached for stage in read_report(home / "faster" / "report.json").stages}
     assert hits["train"] == 0
-    assert hits["rollout"] == 2 + 2  # and the champion's held-out side, which is that of the base again
+    assert hits["rollout"] == 1 + 1  # and the champion's held-out side, which is that of the base again
     assert hits["split"] == found["split"][0]
 
 

@@ -32,7 +32,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
             tmp_path_factory.mktemp("evaluated"),
             name="evaluated",
             scenarios={"limit": 16},
-            rollout={"max_new_tokens": 32, "shards": 1},
+            rollout={"max_new_tokens": 32},
             training={"iterations": 1},
             registry={"model_name": "evaluated"},
         )

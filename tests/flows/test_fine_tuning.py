@@ -38,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "conversations_per_step": 4,
         },
         training={"iterations": 1},
-        rollout={"max_new_tokens": 32, "shards": 1},
+        rollout={"max_new_tokens": 32},
         registry={"model_name": "tuned"},
     )
 

@@ -44,7 +44,7 @@ def _config(folder: Path) -> dict[str, Any]:
         name="hub",
         policy={"model": NAME},
         scenarios={"limit": 8},
-        rollout={"shards": 1, "max_new_tokens": 24},
+        rollout={"max_new_tokens": 24},
         training={"iterations": 1},
         registry={"model_name": "hub"},
     )

@@ -39,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "pairs_per_step": 3,
         },
         training={"iterations": 1},
-        rollout={"max_new_tokens": 32, "shards": 1},
+        rollout={"max_new_tokens": 32},
         registry={"model_name": "preferred"},
     )
 

@@ -36,7 +36,7 @@ def test_files_with_the_same_content_are_not_differences(home: Path, server: str
         name="reproduced",
         environment={"kind": "python", "object": "reproduced_counter:Counter"},
         scenarios={"limit": 8},
-        rollout={"shards": 1, "max_new_tokens": 24},
+        rollout={"max_new_tokens": 24},
         training={"iterations": 1},
         registry={"model_name": "reproduced"},
     )

@@ -25,7 +25,7 @@ def config(desk_config: dict[str, Any]) -> dict[str, Any]:
     return changed(
         desk_config,
         scenarios={"limit": 8},
-        rollout={"scenarios": 4, "shards": 1, "max_new_tokens": 32},
+        rollout={"scenarios": 4, "max_new_tokens": 32},
         training={"iterations": ITERATIONS},
     )
 

@@ -97,8 +97,8 @@ def test_another_reward_weight_recomputes_what_depends_on_it(first: ReportDocume
     found = cached(run(module_config, home, name="reweighted", reward=reward))
     for name in ("ingest", "validate", "split", "load_base"):
         assert found[name] == (1, 1), name
-    # two shards each: iteration 0 and the champion's held-out split are hits; iteration 1 and the candidate's are not
-    assert found["rollout"] == (4, 8)
+    # iteration 0 and the champion's held-out split are hits; iteration 1 and the candidate's are not
+    assert found["rollout"] == (2, 4)
     for name in ("score", "train", "evaluate", "register"):
         assert found[name][0] == 0, name
 

@@ -98,7 +98,7 @@ def _a_killed_player(locks: Path) -> Iterator[list[int]]:
     over = threading.Event()
 
     def watch() -> None:
-        while not killed and not over.wait(0.005):
+        while not killed and not over.wait(0.05):
             if (holder := _holder(locks)) is not None:
                 os.kill(holder, signal.SIGKILL)
                 killed.append(holder)
@@ -353,7 +353,9 @@ def _assert_the_same(played: Played, expected: Played) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_dask_cluster_that_loses_a_worker_plays_and_scores_the_same_rows(runs: Runs, of_threads: Played, home: Path):
     """4 shards on 2 workers, one killed while it holds a shard and its lock: episodes and rewards are the same."""
-    forkserver.set_forkserver_preload(["torch", "transformers.modeling_utils", "sklearn", "mlflow.pyfunc"])
+    forkserver.set_forkserver_preload(
+        ["torch", "transformers.modeling_utils", "sklearn", "mlflow.pyfunc", "distributed", "grpo_flows.train"]
+    )
     forkserver.ensure_running()  # three workers that each import them would take a minute of a core
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),

@@ -51,7 +51,7 @@ fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz.identity
 
 # Takes hours on two cores. Call it as root, because it makes disks of its own, with Debian's packages postgresql and
-# gcc. CI plays eight of the cells in one run (tests/e2e/test_chaos.py).
+# gcc. CI plays five of the cells in one run (tests/e2e/test_chaos.py).
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos
 

@@ -16,6 +16,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages import fail_stale_trials as _fail_stale
+from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo.errors import ConfigError, StorageError, install_command
@@ -111,8 +112,15 @@ def _wait_for_tables(url: str) -> None:
 
 
 def fail_stale_trials(study: optuna.Study) -> None:
-    """Mark trials without a heartbeat as failed, and enqueue them again."""
+    """Mark trials without a heartbeat as failed, and enqueue them again.
+
+    The storage may have been away without this process having asked it, and then every trial looks stale until its
+    process beats again. Therefore trials are marked only if they still have no heartbeat two tries later.
+    """
+    storage = study._storage
     with _experimental():
+        if isinstance(storage, BaseHeartbeat) and storage._get_stale_trial_ids(study._study_id):
+            time.sleep(2 * _OUTAGE_PAUSE_S)
         _fail_stale(study)
 
 

@@ -79,7 +79,7 @@ either Completed, with the policy of the undisturbed run, one version and one pr
 failed with an error of one sentence, the webhook got a text about it, and the next run of the same config was
 Completed. A cell that misses the bar says what was wrong. A time with * is from a run that several faults hit, one
 after another, and includes the later faults. If two faults of a run are at the same moment, the second begins at once
-or, if the first ends the stage, when the stage is asked for again. CI plays eight of the cells in one run
+or, if the first ends the stage, when the stage is asked for again. CI plays five of the cells in one run
 (`tests/e2e/test_chaos.py`), in which a fault ends after 10 s. A run counts as lost here after {SILENCE_S} s without a
 heartbeat, but in operation after 120 s: add 50 s where a process is stopped or a machine is lost.
 

@@ -35,7 +35,7 @@ def study_file(folder: Path, **changes: object) -> Path:
         "name": "rates",
         "base": base,
         "search_space": {RATE: {"type": "loguniform", "low": 1e-5, "high": 1e-2}},
-        "n_trials": 4,
+        "n_trials": 3,
         "intermediate_evals": 2,
         "parallel": 2,
         "heartbeat_s": 1,
@@ -78,7 +78,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: str) -> tuple[Path,
     killed_after_the_first(config, told)
     before = optuna.load_study(study_name=None, storage=f"sqlite:///{home / 'tuning.db'}")
     complete = {t.number: t.datetime_complete for t in before.trials if t.state.name == "COMPLETE"}
-    assert 1 <= len(complete) < 4
+    assert 1 <= len(complete) < 3
     printed = finished(config, told)
     after = optuna.load_study(study_name=None, storage=f"sqlite:///{home / 'tuning.db'}")
     again = {t.number: t.datetime_complete for t in after.trials if t.number in complete}
@@ -87,13 +87,13 @@ def killed(tmp_path_factory: pytest.TempPathFactory, server: str) -> tuple[Path,
 
 
 def test_a_killed_search_ends_with_as_many_trials_as_were_asked_for(killed: tuple[Path, Path, StudyDocument, str]):
-    """Four came to an end; those whose process crashed are there too, and their values were tried again."""
+    """Three came to an end; those whose process crashed are there too, and their values were tried again."""
     _, _, found, printed = killed
     ended = [trial for trial in found.study.trials if trial.ended]
-    assert len(ended) == 4
+    assert len(ended) == 3
     assert all(trial.intermediate_evals for trial in ended)
     tried = [trial.params[RATE] for trial in ended]
-    assert len(set(tried)) == 4
+    assert len(set(tried)) == 3
     crashed = [trial for trial in found.study.trials if trial.state == "crashed"]
     assert {trial.params[RATE] for trial in crashed if trial.params} <= set(tried), "one may die before it has values"
     assert "best config:" in printed

@@ -82,7 +82,8 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
     assert str(installed.parent) in place
     assert str(ROOT) not in place
     assert "4 passed" in command(shop, "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_project.py")
-    command(shop, "grpo", "train", "grpo.yaml")
+    # shorter than the page's training, and long enough for a promotion
+    command(shop, "grpo", "train", "grpo.yaml", "--set", "training.iterations=8")
     document = read_report(home / "shop" / "report.json")
     assert document.decision.verdict == "promote"
     assert "shop" in command(shop, "grpo", "runs")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 import threading
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from grpo.config.tuning import HPOConfig
 from grpo.errors import BudgetError, ConfigError, StorageError
 from grpo.notebook.config import TrainingConfig
 from grpo.storage.locks import file_lock
-from grpo.tuning.storage import begin_trial, heartbeat, open_storage
+from grpo.tuning.storage import begin_trial, fail_stale_trials, heartbeat, open_storage
 from grpo.tuning.study import IntermediateEvaluation, TrialRunner, evaluation_iterations, open_study, search
 from grpo.tuning.study_summary import StudySummary, summarize_study
 
@@ -322,3 +324,29 @@ def test_a_storage_of_0_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "tuning.db").touch()
     with pytest.raises(ConfigError, match=r"tuning\.db has 0 bytes"):
         open_storage(f"sqlite:///{tmp_path}/tuning.db", heartbeat_s=60)
+
+
+@pytest.mark.parametrize(("beats", "state"), [(True, "RUNNING"), (False, "FAIL")])
+def test_a_trial_that_beats_again_after_an_outage_is_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: bool, state: str
+):
+    """Another process has not noticed the outage, and finds the trial before its next heartbeat."""
+    url = f"sqlite:///{tmp_path / 'tuning.db'}"
+    storage = open_storage(url, heartbeat_s=1)
+    study = optuna.create_study(storage=storage)
+    trial = begin_trial(study, {})
+    storage.record_heartbeat(trial._trial_id)
+    with closing(sqlite3.connect(tmp_path / "tuning.db")) as database, database:
+        database.execute("UPDATE trial_heartbeats SET heartbeat = datetime('now', '-1 minute')")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if beats:
+            storage.record_heartbeat(trial._trial_id)
+
+    monkeypatch.setattr("grpo.tuning.storage.time.sleep", pause)
+    fail_stale_trials(study)
+    assert (study.trials[0].state.name, pauses) == (state, [4.0])
+    fail_stale_trials(study)
+    assert pauses == [4.0], "there is no stale trial any more, so that nobody waits"

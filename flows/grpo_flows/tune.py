@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from grpo import progress
 from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
-from grpo.identity.cache_identity import RunInputs, run_settings, short_digest
+from grpo.identity.cache_identity import RunInputs, short_digest
 from grpo.identity.code import code_digest
 from grpo.storage.home import home
 from grpo.storage.locks import file_lock
@@ -74,9 +74,8 @@ def tune(config: TuneConfig) -> Tuned:
     base = config.base
     with stage_executor(base.rollout):
         start, split = shared_stages(config)
-    inputs = RunInputs.of(base)
-    settings = config.model_dump(mode="json", exclude={*_NOT_IDENTITY, "base"}) | {"base": run_settings(base)}
-    identity = short_digest([settings, inputs.sources, start, code_digest(), inputs.user_code])
+    settings = config.model_dump(mode="json", exclude={*_NOT_IDENTITY, "base"})
+    identity = short_digest([settings, start, RunInputs.of(base).key(base)])
     name, lock = f"{config.name}-{identity}", home() / "tuning.lock"
     url = config.storage or f"sqlite:///{home() / 'tuning.db'}"
     with file_lock(lock):

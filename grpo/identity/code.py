@@ -150,7 +150,7 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
             identity |= {f"{reference}, {name}": digest for name, digest in user_code_digests(reference).items()}
         if isinstance(part, PackageSettings):
             identity |= {f"package {package}": _version(package, part.extra) for package in part.packages}
-        identity |= {name: digest() for name, digest in _contents(part)}
+        identity |= {name: digest() for name, digest in _named_contents(part)}
         for variable in _variables(part):
             identity[f"variable {variable}"] = variable_digest(variable, os.environ.get(variable)) or ABSENT
     return dict(sorted(identity.items()))
@@ -158,10 +158,10 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
 
 def content_names(values: Iterable[Any]) -> list[str]:
     """Names of the files, logs and models in `external_digests`, in the order in which these settings name them."""
-    return [name for part in _parts(values) for name, _ in _contents(part)]
+    return [name for part in _parts(values) for name, _ in _named_contents(part)]
 
 
-def _contents(part: BaseModel) -> Iterator[tuple[str, Callable[[], str]]]:
+def _named_contents(part: BaseModel) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name of each file, log and model that these settings name, and the function that digests it."""
     for path in _files(part):
         yield f"file {_shown(path)}", functools.partial(_digest, path, part)

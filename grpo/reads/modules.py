@@ -78,7 +78,7 @@ def is_users(file: str) -> bool:
 
 @functools.cache
 def owner(file: str) -> Owner:
-    """Whom a source file belongs to, by the folder that it lies in. Code that a program has made is "generated".
+    """Return the owner of a source file, which depends on its folder. Code without a file is "generated".
 
     Links are followed once per folder and not once per file, because a process imports thousands of files.
     """

@@ -112,7 +112,7 @@ class Cell:
         return cls(name=name, strikes=tuple(Strike.named(part) for part in name.split("+")))
 
     def preparations(self) -> list[Preparation]:
-        """What has to be there before the run begins."""
+        """Return the preparations that the faults need before the run begins."""
         return [strike.fault.prepare for strike in self.strikes if strike.fault.prepare is not None]
 
     def sent(self) -> list[str]:
@@ -127,7 +127,7 @@ def all_cells() -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run and the next one came to."""
+    """Result of a run, and of the run after it."""
 
     cell: str
     state: str
@@ -148,7 +148,7 @@ class Outcome:
     """Commit at which it was played."""
 
     def faults(self, undisturbed: str) -> list[str]:
-        """Where it misses the bar; `undisturbed` is the policy of the run without a fault."""
+        """Return how the run misses the bar. `undisturbed` is the policy of the run without a fault."""
         if self.state.startswith(AGAIN):
             return ["was Completed, and then started again"]
         ended, longest = self.state == "COMPLETED", max(self.seconds.values())
@@ -309,7 +309,7 @@ def _registered(model: str) -> tuple[list[str], int]:
 
 
 def _leftovers(stack: Stack, run: UUID, store: str) -> Iterator[str]:
-    """What is left when the next run has swept: staged files, uploads, stages that go on, processes, slots."""
+    """Yield what a run has left behind: staged files, uploads, running stages, processes and slots."""
     for machine in stack.machines:
         for folder in machine.staging_folders():
             with scratch_path(folder):

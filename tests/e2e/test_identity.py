@@ -93,7 +93,7 @@ def test_a_changed_reward_is_scored_and_trained_again(desk_config: dict[str, Any
     computed = _computed(second)
     assert computed["score"] >= 2
     assert computed["train"] == 1
-    assert computed["rollout"] == 1  # of the candidate held out; those of the base are hits
+    assert computed["rollout"] == 1  # the candidate on the held-out side; rollouts of the base are hits
     assert not {"ingest", "split", "load_base"} & {*computed}
     assert second.lineage.run != first.lineage.run
 

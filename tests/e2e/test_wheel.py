@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the programs of an environment with the wheel, whose other packages are those of this one."""
+    """Programs folder of an environment that has the wheel, and takes all other packages from this environment."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run(build, check=True, timeout=300)
@@ -37,7 +37,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _lines_after_training(shop: Path) -> list[str]:
-    """What docs/own.md and the project's README do once the model is trained, as they stand there.
+    """Return the commands that docs/own.md and the project's README give for a trained model, unchanged.
 
     Left out are the training and the tests, which ran before, and `grpo up`, which does not end. A line that both pages
     have is run once.

@@ -86,7 +86,7 @@ def test_what_the_plan_calls_cached_is_what_the_run_finds(ran: dict[str, Any], h
     train(PipelineConfig.model_validate(other))
     hits = {stage.name: stage.cached for stage in read_report(home / "faster" / "report.json").stages}
     assert hits["train"] == 0
-    assert hits["rollout"] == 1 + 1  # and the champion's held-out side, which is that of the base again
+    assert hits["rollout"] == 1 + 1  # and the champion's held-out side, because the champion is the base again
     assert hits["split"] == found["split"][0]
 
 

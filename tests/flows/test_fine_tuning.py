@@ -101,9 +101,9 @@ def test_a_retraining_from_a_champion_is_not_fine_tuned_again(config: dict[str, 
 
     pipeline = PipelineConfig.model_validate(config)
     again = retraining_config(pipeline, name="again", scenarios="s.parquet", model="champion", tags={})
-    anew = retraining_config(pipeline, name="anew", scenarios="s.parquet", model=None, tags={})
+    from_base = retraining_config(pipeline, name="from-base", scenarios="s.parquet", model=None, tags={})
     assert again.sft is None
-    assert anew.sft == pipeline.sft
+    assert from_base.sft == pipeline.sft
 
 
 def test_a_run_is_fine_tuned_on_a_serving_log(config: dict[str, Any], home: Path, tmp_path: Path):

@@ -110,7 +110,7 @@ class Limiter:
         return await self._usages.settle(ticket, tokens)
 
     async def cancel(self, ticket: Ticket) -> None:
-        """End a request that took no tokens. See `Reservation.cancel`."""
+        """End a request as if it had not come. See `Reservation.cancel`."""
         await self._usages.cancel(ticket)
 
     def _refuse(self, caller: Caller, usage: Usage, tokens: int, *, counted: bool = False) -> None:
@@ -175,7 +175,7 @@ class Reservation:
                 self.usage = await self.limiter.settle(self.ticket, tokens)
 
     async def cancel(self) -> None:
-        """End the request, so that it no longer counts in the minute. Later calls have no effect."""
+        """End the request as if it had not come: it counts in no limit. Later calls have no effect."""
         if not self.settled:
             self.settled = True
             if self.ticket is not None:

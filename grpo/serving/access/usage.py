@@ -84,7 +84,7 @@ class UsageStore(Protocol):
         ...
 
     async def cancel(self, ticket: Ticket) -> None:
-        """End a request and take it out of the window, as if it had not come."""
+        """End a request as if it had not come: it leaves the window, and its tokens are given back."""
         ...
 
     def charge(self, caller: Caller, tokens: int) -> None:
@@ -213,6 +213,8 @@ class LocalUsage:
             window.running -= 1
             if (entry := self._entries.pop(ticket.id, None)) is not None:
                 window.remove(entry)
+            if ticket.periods:
+                self._file(ticket.caller).add(ticket.caller.key_hash, -ticket.tokens, ticket.periods)
 
     def charge(self, caller: Caller, tokens: int) -> None:
         """See `UsageStore`."""

@@ -178,10 +178,8 @@ BEGIN
         ELSE
             UPDATE requests r SET running = false, tokens = p_used WHERE r.id = p_id;
         END IF;
-        IF p_used IS NOT NULL THEN
-            UPDATE budgets b SET tokens = b.tokens + p_used - ended.taken
-            WHERE b.caller = p_caller AND b.period = ANY (ended.periods);
-        END IF;
+        UPDATE budgets b SET tokens = b.tokens + coalesce(p_used, 0) - ended.taken
+        WHERE b.caller = p_caller AND b.period = ANY (ended.periods);
     END IF;
     RETURN QUERY SELECT * FROM usage_of(p_caller, moment, 0, p_requests, p_window, '{}', '{}');
 END

@@ -485,3 +485,17 @@ def test_tokens_of_a_request_that_entered_are_taken_later(store: Store):
     assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]) == ("4", "20")
     clock.s += 60
     assert store.headers(caller)["x-ratelimit-remaining-tokens"] == "100"
+
+
+def test_a_cancelled_request_gives_its_tokens_back_to_all_limits(store: Store):
+    """It took 80 of 100 tokens of the minute, the day and the month, and a second end changes nothing."""
+    caller = _caller(tokens_per_minute=100, tokens_per_day=100, tokens_per_month=100)
+    entered = store.run(store.limiter.enter(caller))
+    store.run(entered.take(80))
+    assert store.refusal(caller, 21).kind == "tokens"
+    store.run(entered.cancel())
+    store.run(entered.cancel())
+    store.settle(entered, 50)
+    store.settle(store.reserve(caller, 100), 100)
+    store.clock.s += 60
+    assert store.refusal(caller).kind == "tokens_per_day"

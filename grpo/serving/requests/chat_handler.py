@@ -57,7 +57,7 @@ class TurnService(Protocol):
     now: Callable[[], datetime]
 
     def admit(
-        self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None
+        self, version: ServedVersion, requests: int, tokens: int, *, place: Continuation, owner: str
     ) -> Admission:
         """Reserve capacity for this many requests and tokens. Raises `APIError` if there is none."""
         ...
@@ -93,7 +93,7 @@ class ChatHandler:
         needed: int,
         constraint: Constraint | None = None,
     ) -> None:
-        served, before = version.served, place.before
+        served = version.served
         self.version, self.choices = version, request.n
         self._service, self.request, self._caller, self.place, self._tools = service, request, caller, place, tools
         self._id = service.log.ids.new_turn(place.conversation_id)
@@ -110,7 +110,7 @@ class ChatHandler:
         self._fit_reply, self._max_new_tokens = limit is None, limit or served.max_new_tokens
         self.max_tokens = request.n * (needed + self._max_new_tokens)
         """Most tokens that the request may need."""
-        self.admission = service.admit(version, request.n, self.max_tokens, before)
+        self.admission = service.admit(version, request.n, self.max_tokens, place=place, owner=caller.key_hash)
         """Admission for this request. The route must call `admission.release()`, also when the request fails."""
         self.admission.conversation_id, self.admission.user = place.conversation_id, request.user
         self.completion = Completion(

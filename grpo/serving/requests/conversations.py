@@ -13,9 +13,9 @@ clients return these.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from grpo.agents.transcript import TokenTranscript
@@ -113,6 +113,8 @@ class Continuation:
     history: tuple[Message, ...]
     """The conversation as the client knows it, without the reply to come."""
     joined: Joined
+    retired_turn: str | None = None
+    """Id of the turn before if its version is retired. Then `before` is None, and the whole conversation is read."""
 
     @property
     def characters(self) -> int:
@@ -152,6 +154,8 @@ class Conversations:
         """Last turn of each conversation."""
         self._unanswered: OrderedDict[str, str] = OrderedDict()
         """Owner of each conversation without an answered first turn, because its client may still use the id."""
+        self._beginning: Counter[tuple[str, str]] = Counter()
+        """Requests in progress that continue no turn, by their conversation and its owner."""
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -191,7 +195,7 @@ class Conversations:
         before = self._turns[known[0]]
         self._turns.move_to_end(before.turn_id)
         if not before.version_runs:
-            return _new(messages, "other version", before.conversation_id)
+            return _retired(before, messages)
         return Continuation(
             conversation_id=before.conversation_id,
             before=before,
@@ -214,7 +218,7 @@ class Conversations:
             raise invalid_request("the conversation began with other tools. Start another one", param="tools")
         history = (*before.messages, *asked.messages)
         if not before.version_runs:
-            return _new(history, "other version", before.conversation_id)
+            return _retired(before, history)
         joined: Joined = "fork" if before.in_progress or before.successors else "response"
         return Continuation(
             conversation_id=before.conversation_id, before=before, new=asked.messages, history=history, joined=joined
@@ -240,6 +244,9 @@ class Conversations:
         """Place after the last turn. The request may send only new messages, or the whole conversation with them."""
         messages = asked.messages
         before = self.last_turn(conversation_id, owner)
+        begins = before is None or not before.version_runs
+        if (begins and self._beginning[conversation_id, owner]) or (before is not None and before.in_progress):
+            raise busy_error(f"a turn of conversation {conversation_id} is in progress. Wait for its end")
         if before is None and self._unanswered.get(conversation_id) == owner:
             return _new(messages, "new", conversation_id)
         if before is None:
@@ -249,9 +256,6 @@ class Conversations:
                 param="conversation_id",
                 code="conversation_not_found",
             )
-        if before.in_progress:
-            message = f"a turn of conversation {conversation_id} is in progress. Wait for its end"
-            raise busy_error(message)
         if before.digested_tools.digest != tools.digest:
             raise invalid_request(
                 f"conversation {conversation_id} began with other tools. Start another conversation", param="tools"
@@ -269,7 +273,7 @@ class Conversations:
         history = (*before.messages, *new)
         self._turns.move_to_end(before.turn_id)
         if not before.version_runs:
-            return _new(history, "other version", conversation_id)
+            return _retired(before, history)
         return Continuation(conversation_id=conversation_id, before=before, new=new, history=history, joined="id")
 
     def known(self, turn_id: str) -> AnsweredTurn | None:
@@ -316,6 +320,19 @@ class Conversations:
         while self._tokens > self._max_tokens and len(self._turns) > 1:
             self._forget(next(iter(self._turns.values())))
 
+    def count_in_progress(self, place: Continuation, owner: str, change: int) -> None:
+        """Count a request that begins (1) or ends (-1) at its place.
+
+        While it is in progress, another request with the id of its conversation is refused.
+        """
+        if place.before is not None:
+            place.before.in_progress += change
+            return
+        key = place.conversation_id, owner
+        self._beginning[key] += change
+        if not self._beginning[key]:
+            del self._beginning[key]
+
     def keep_open(self, conversation_id: str, owner: str) -> None:
         """Keep the id of a conversation valid if its first turn was aborted or failed, because its client knows it."""
         if conversation_id not in self._last:
@@ -357,6 +374,11 @@ def count_answered(messages: Sequence[Message]) -> int:
 def busy_error(message: str) -> APIError:
     """409 for a conversation that has a turn in progress."""
     return APIError(409, message, param="conversation_id", code="conversation_busy", retry_after_s=_BUSY_S)
+
+
+def _retired(before: AnsweredTurn, history: tuple[Message, ...]) -> Continuation:
+    """Place in a conversation that another version has to read from its beginning."""
+    return replace(_new(history, "other version", before.conversation_id), retired_turn=before.turn_id)
 
 
 def _new(messages: tuple[Message, ...], joined: Joined, conversation_id: str) -> Continuation:

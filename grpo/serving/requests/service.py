@@ -182,17 +182,17 @@ class Service:
             self._refuse_silent(version)
             count = partial(self._count, version, place, tools.tools, await self.size_of(version))
             renderer, needed = await self.preparation.run(caller.key_hash, characters, count)
+            constraint = None
+            if self._is_answering(version, place, request):
+                constraint = constraint_of(request, tools.tools, renderer)
+                if constraint is not None:
+                    await self.constraints.check(constraint, version, renderer, key=caller.key_hash)
             counted, counted_tools = place, tools
             place, tools = self.places.find(request, caller, asked, loaded)  # other requests may have gone on from it
             same = place.before is counted.before and len(place.new) == len(counted.new)
             same = same and tools.digest == counted_tools.digest  # a version with other tools may have been loaded
             if not same or not self._is_answering(version, place, request):
                 continue
-            constraint = constraint_of(request, tools.tools, renderer)
-            if constraint is not None:
-                await self.constraints.check(constraint, version, renderer, key=caller.key_hash)
-                if not self._is_answering(version, place, request):
-                    continue
             begun = await self.turns.begin(place, caller.key_hash, by_id=request.conversation is not None)
             if begun is not None and self._is_answering(version, place, request):
                 handler_of = partial(
@@ -258,12 +258,18 @@ class Service:
             self._refuse("not ready", "the engine does not answer", retry_after_s=2.0)
 
     def admit(
-        self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None
+        self,
+        version: ServedVersion,
+        requests: int,
+        tokens: int,
+        *,
+        place: Continuation | None = None,
+        owner: str = "",
     ) -> Admission:
         """Admit turns with their tokens. Raises `APIError` 503 if the server is full, 400 if they can never fit.
 
-        `before` is the turn that the request continues. It is marked as in progress, so that another request with the
-        id of its conversation is refused until this one ends.
+        `place` is the place of a request of `owner` in its conversation. Until the request ends, another request with
+        the id of the conversation is refused.
         """
         most = self.settings
         if requests > most.max_requests or tokens > most.max_tokens:
@@ -282,8 +288,8 @@ class Service:
             self.tokens += sign * tokens
             version.running += sign * requests
             version.last_used = time.monotonic()
-            if before is not None:
-                before.in_progress += sign
+            if place is not None:
+                self.conversations.count_in_progress(place, owner, sign)
 
         def release(admission: Admission) -> None:
             change(-1)

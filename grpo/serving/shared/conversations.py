@@ -58,10 +58,7 @@ _TURN = f"SELECT {_COLUMNS} FROM turns t WHERE t.id = $1"  # noqa: S608
 _OWN_TURN = f"{_TURN} AND t.owner = $2"
 _UNDO = "UPDATE conversations SET last_turn = $3 WHERE id = $1 AND last_turn = $2"
 _STATE = "SELECT state FROM turns WHERE id = $1"
-_OPEN = (
-    "WITH opened AS (INSERT INTO conversations (id, owner, subject) VALUES ($1, $2, $3) "
-    "ON CONFLICT (id) DO UPDATE SET used = now()) INSERT INTO leases (id, pod) VALUES ($4, $5)"
-)
+_OPEN = "SELECT open_conversation($1, $2, $3, $4, $5, $6, $7)"
 _BEGIN = "SELECT begin_turn($1, $2, $3, $4)"
 _RELEASE = "DELETE FROM leases WHERE id = $1"
 _END = "SELECT end_turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
@@ -166,16 +163,18 @@ class SharedConversations:
     async def begin(self, place: Continuation, owner: str, *, by_id: bool) -> Begun | None:
         """See `TurnStore`. A new conversation is stored already here, because its client is given its id."""
         lease, conversation = uuid4(), place.conversation_id
+        of_request = (self._database.pod, lease)
         if place.before is None:
-            query: tuple[Any, ...] = (_OPEN, conversation, owner, name_digest(conversation), lease, self._database.pod)
+            opened = (conversation, owner, name_digest(conversation))
+            query: tuple[Any, ...] = (_OPEN, *opened, *of_request, place.retired_turn, by_id)
         else:
-            query = (_BEGIN, place.before.turn_id, self._database.pod, lease, by_id)
+            query = (_BEGIN, place.before.turn_id, *of_request, by_id)
         try:
             rows = await self._database.rows(*query)
         except BaseException:  # the lease may exist: the database's answer was lost, or the client went away
             self.release(lease)
             raise
-        result = rows[0][0] if rows else "first"
+        result = rows[0][0]
         if result == "busy":
             raise busy_error(f"a turn of conversation {place.conversation_id} is in progress. Wait for its end")
         if result == "gone":

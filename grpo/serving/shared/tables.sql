@@ -40,12 +40,14 @@ CREATE INDEX ON conversations (used);
 
 CREATE TABLE leases ( -- requests in progress; the one of a dead server says that its answer may not have been sent
     id uuid PRIMARY KEY,
-    turn text REFERENCES turns ON DELETE CASCADE, -- that it goes on from; null for a first turn
+    turn text REFERENCES turns ON DELETE CASCADE, -- that it goes on from; null for one that continues no turn
+    conversation text, -- of a request that continues no turn
     pod uuid NOT NULL,
     answer text REFERENCES turns ON DELETE CASCADE, -- null until it is answered
     begun timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX ON leases (turn);
+CREATE INDEX ON leases (conversation);
 CREATE INDEX ON leases (answer);
 
 CREATE TABLE requests ( -- admitted ones: in the window of a minute, running, or both
@@ -182,6 +184,25 @@ BEGIN
         WHERE b.caller = p_caller AND b.period = ANY (ended.periods);
     END IF;
     RETURN QUERY SELECT * FROM usage_of(p_caller, moment, 0, p_requests, p_window, '{}', '{}');
+END
+$$;
+
+-- A request that continues no turn: a first one, or the first one of another version (p_last is the turn before it).
+CREATE FUNCTION open_conversation(
+    p_id text, p_owner text, p_subject text, p_pod uuid, p_lease uuid, p_last text, p_by_id boolean
+) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_id, 2));
+    IF p_by_id AND EXISTS (SELECT FROM leases WHERE conversation = p_id AND pod = ANY (live_pods())) THEN
+        RETURN 'busy';
+    END IF;
+    IF p_by_id AND EXISTS (SELECT FROM conversations WHERE id = p_id AND last_turn IS DISTINCT FROM p_last) THEN
+        RETURN 'gone';
+    END IF;
+    INSERT INTO conversations (id, owner, subject) VALUES (p_id, p_owner, p_subject)
+        ON CONFLICT (id) DO UPDATE SET used = now();
+    INSERT INTO leases (id, pod, conversation) VALUES (p_lease, p_pod, p_id);
+    RETURN 'first';
 END
 $$;
 

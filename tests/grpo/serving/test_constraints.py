@@ -278,3 +278,40 @@ def test_grammars_of_a_tokenizer_are_compiled_once(server: ChatServer):
     first, second = grammars.matcher('start: "a"\n'), grammars.matcher('start: "a"\n')
     assert grammars.is_compiled('start: "a"\n')
     assert first.compute_bitmask() == second.compute_bitmask()
+
+
+def test_two_requests_at_once_that_name_one_conversation_make_one_turn(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+):
+    """Both wait for their grammars at the same time: one is answered, the other gets 409."""
+    begun = ask(server, max_tokens=4)
+    check, both = server.service.constraints.check, asyncio.Event()
+    waiting = 0
+
+    async def check_together(*arguments: Any, **fields: Any) -> None:
+        nonlocal waiting
+        await check(*arguments, **fields)
+        waiting += 1
+        if waiting == 2:
+            both.set()
+        await asyncio.wait_for(both.wait(), 240)
+
+    monkeypatch.setattr(server.service.constraints, "check", check_together)
+
+    def go_on(_: int) -> int:
+        try:
+            ask(
+                server,
+                extra_body={"conversation_id": begun.conversation_id},
+                messages=[USER],
+                response_format=schema_of(COLOURS),
+            )
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    server.client()
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(go_on, range(2))) == [200, 409]
+    later = [turn for turn in server.turns() if turn.conversation_id == begun.conversation_id and turn.parent]
+    assert len(later) == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,6 +160,40 @@ def test_a_conversation_of_a_retired_version_goes_on_as_another_one():
         place = find(known, *messages, **asked)
         assert (place.joined, place.before, place.new) == ("other version", None, (USER, REPLY, OTHER))
         assert place.conversation_id == "c"
+
+
+def test_a_conversation_is_busy_while_a_request_that_continues_no_turn_is_in_progress():
+    """Its first one, one after a first turn that failed, and the first one of another version; for its owner alone."""
+    first, failed, retired = conversations(), conversations(), conversations()
+    failed.keep_open("c", "shop")
+    retired.add(answered("1"), is_last=True)
+    retired.retire(VERSION)  # type: ignore[arg-type]
+    places = {
+        first: replace(find(first, USER), conversation_id="c"),
+        failed: find(failed, USER, conversation_id="c"),
+        retired: find(retired, OTHER, conversation_id="c"),
+    }
+    assert [(place.before, place.retired_turn) for place in places.values()] == [
+        (None, None),
+        (None, None),
+        (None, "1"),
+    ]
+    for known, place in places.items():
+        known.count_in_progress(place, "shop", 1)
+        for owner, status in (("shop", 409), ("other", 404)):
+            with pytest.raises(APIError) as refused:
+                find(known, OTHER, conversation_id="c", owner=owner)
+            assert refused.value.status == status
+        known.count_in_progress(place, "shop", -1)
+    assert [find(known, OTHER, conversation_id="c").joined for known in (failed, retired)] == ["new", "other version"]
+
+
+def test_an_answered_turn_is_continued_although_its_request_has_not_ended():
+    """The client has got the answer; a retired version's turn before it does not matter any more."""
+    known = conversations()
+    known.count_in_progress(replace(find(known, USER), conversation_id="c"), "shop", 1)
+    known.add(answered("1"), is_last=True)
+    assert find(known, OTHER, conversation_id="c").joined == "id"
 
 
 def test_the_least_recently_used_turns_are_dropped_by_their_tokens():

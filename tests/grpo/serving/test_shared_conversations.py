@@ -120,6 +120,27 @@ def test_a_conversation_with_a_turn_in_progress_is_busy_on_the_other_server(
         assert ask(second, MORE, conversation=begun.conversation_id).conversation_id == begun.conversation_id
 
 
+def test_a_conversation_with_its_first_turn_in_progress_is_busy_on_the_other_server(
+    servers: tuple[ChatServer, ChatServer], cluster: Cluster
+):
+    """409 by its id, until the turn has ended; then the other server goes on from it."""
+    first, second = servers
+    with ThreadPoolExecutor(1) as pool:
+        with stopped_engine(first) as go_on:
+            running = pool.submit(ask, first, QUESTION)
+            begun = "SELECT conversation FROM grpo_serve.leases WHERE conversation IS NOT NULL"
+            until("its lease", lambda: len(cluster.query(_name(second), begun)) == 1)
+            ((conversation,),) = cluster.query(_name(second), begun)
+            for server in servers:
+                assert refusal(server, MORE, conversation=conversation) == (409, "conversation_busy")
+            go_on()
+            running.result()
+        ask(second, MORE, conversation=conversation)
+        parents = {turn.id: turn.parent for turn in first.turns() if turn.conversation_id == conversation}
+        assert len(parents) == 2
+        assert [parent for parent in parents.values() if parent is None] == [None]
+
+
 def test_an_erasure_reaches_the_other_server(servers: tuple[ChatServer, ChatServer], cluster: Cluster):
     """Its turns in progress end with 410, and neither server, nor the database, knows the conversations any more."""
     first, second = servers

@@ -33,6 +33,7 @@ from grpo.scenarios.sources import content_hash, pin_sources, snapshot
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
 from grpo.user_failures import reason_of
+from grpo_flows.pipeline import in_store
 from grpo_local.preflight import check_retraining
 from grpo_tasks.build_mixture import build_mixture
 from grpo_tasks.check_triggers import check_triggers
@@ -176,8 +177,7 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
         call, curated, [version.tags[CONVERSATIONS] for version in versions if CONVERSATIONS in version.tags]
     )
     asked = any(trigger.kind == "heldout_reward" for trigger in config.triggers) and challenger is None
-    in_flow_run = flow_run.get_id() is not None
-    results = (check_triggers if in_flow_run else check_triggers.fn)(
+    results = (check_triggers.fn if flow_run.get_id() is None else check_triggers)(
         config=config,
         conversations=curated.conversations,
         champion=serving,
@@ -186,14 +186,13 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
         seed=pipeline.seed,
         store=pipeline.store,
     )
-    report = TriggerReport(
-        model=name,
-        champion=serving.name if serving is not None else None,
-        results=results,
-        curation=curated.counts,
-    )
     return Checked(
-        triggers=report,
+        triggers=TriggerReport(
+            model=name,
+            champion=serving.name if serving is not None else None,
+            results=results,
+            curation=curated.counts,
+        ),
         champion=serving,
         scenarios=ingested.scenarios,
         split=divided.split,
@@ -269,7 +268,8 @@ def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> 
         ).check
     tags, model, tuning, counts = {CONVERSATIONS: conversations.sha256}, None, None, None
     if serving is not None:
-        model = artifacts.address(warm_start(champion=serving.checkpoint, store=pipeline.store).model)
+        start = in_store(pipeline.store, serving.checkpoint)
+        model = artifacts.address(warm_start(champion=start, store=pipeline.store).model)
         tags[STARTED_FROM] = serving.checkpoint.sha256
         if config.corrections is not None:
             tuning, counts = _tuning(config.corrections, config, pipeline, checked, mixed.mixture)
@@ -357,7 +357,7 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
         return None
     data = serving.training_data
     divided = _split(pipeline, data.scenarios, data.validation_fraction, data.limit)
-    heldout = collect_heldout(pipeline, serving.checkpoint, divided)
+    heldout = collect_heldout(pipeline, in_store(pipeline.store, serving.checkpoint), divided)
     interval = mean(
         read_all([ArtifactStore(pipeline.store).path(heldout.scored)]),
         pipeline.evaluation,

@@ -11,7 +11,6 @@ learner.json                                                            step cou
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from grpo.artifacts import Artifact, ArtifactStore, store_of
+from grpo.artifact_copies import adopt
+from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import NoEffect, PolicyError
 from grpo.learner.critic import CRITIC
 from grpo.learner.learner import Learner
@@ -152,13 +152,12 @@ def adopt_checkpoint(artifacts: ArtifactStore, checkpoint: Artifact) -> Artifact
 
     Raises `ArtifactError` if it is missing or damaged there.
     """
-    if not artifacts.has(checkpoint):
-        source = store_of(checkpoint).path(checkpoint)
-        with artifacts.new_folder(checkpoint.kind) as new:
-            shutil.copytree(source, new.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-        if (base := read_state(source).base) is not None:
-            adopt_checkpoint(artifacts, base)
-    return artifacts.own(checkpoint)
+    if artifacts.has(checkpoint):
+        return artifacts.own(checkpoint)
+    own = adopt(artifacts, checkpoint)
+    if (base := read_state(artifacts.path(own)).base) is not None:
+        adopt_checkpoint(artifacts, base)
+    return own
 
 
 def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:

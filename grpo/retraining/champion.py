@@ -20,7 +20,7 @@ from grpo.log.record_index import microseconds
 from grpo.policy.weights.registered import EVALUATION_DIGEST
 from grpo.registry import ModelVersion, Registry
 from grpo.retraining.curation import CONVERSATIONS, REDACTED
-from grpo.retraining.data_lineage import TrainingData, data_lineage
+from grpo.retraining.data_lineage import TrainingData, data_lineage, folder_of_run
 from grpo.retraining.table_texts import TableTexts
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.storage.documents import Document
@@ -61,7 +61,7 @@ def champion(models: Registry, artifacts: ArtifactStore, model: str, *, follow_a
         registered=_registered(models, version),
         checkpoint=version.checkpoint,
         data_lineage=data_lineage(models, artifacts, version),
-        conversations=artifacts.remaining(artifacts.folder(CONVERSATIONS, known)) if known else None,
+        conversations=folder_of_run(artifacts, version, CONVERSATIONS, known) if known else None,
         evaluation=_evaluation(models, version),
     )
 
@@ -95,7 +95,7 @@ def last_challenger(
             return Challenger(
                 name=f"{version.name}/{version.version}",
                 registered=_registered(models, version),
-                conversations=artifacts.remaining(artifacts.folder(CONVERSATIONS, conversations)),
+                conversations=folder_of_run(artifacts, version, CONVERSATIONS, conversations),
             )
     return None
 

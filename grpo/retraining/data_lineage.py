@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel
 
-from grpo.artifacts import Artifact, ArtifactStore
+from grpo.artifact_copies import adopt
+from grpo.artifacts import Artifact, ArtifactStore, store_of
 from grpo.errors import RegistryError
 from grpo.policy.weights.registered import as_version
 from grpo.registry import ModelVersion, Registry
@@ -41,8 +42,21 @@ class _SplitSettings(BaseModel):
 def training_data(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> TrainingData:
     """Read the training data of a version from its provenance, without scenarios that were erased since."""
     settings = _SplitSettings.model_validate(models.provenance(version).config["scenarios"])
-    table = artifacts.remaining(artifacts.folder("scenarios", version.tags["scenarios"]))
+    table = folder_of_run(artifacts, version, "scenarios", version.tags["scenarios"])
     return TrainingData(scenarios=table, validation_fraction=settings.validation_fraction, limit=settings.limit)
+
+
+def folder_of_run(artifacts: ArtifactStore, version: ModelVersion, kind: str, sha256: str) -> Artifact:
+    """Folder that the run of a version has made, without content that was erased since. It may be missing.
+
+    If only the store of the version's checkpoint has it, because the pipeline has another store now, it is copied.
+    """
+    own = artifacts.remaining(artifacts.folder(kind, sha256))
+    if artifacts.has(own) or artifacts.is_erased(own):
+        return own
+    source = store_of(version.checkpoint)
+    theirs = source.remaining(source.folder(kind, sha256))
+    return adopt(artifacts, theirs) if source.has(theirs) else own
 
 
 def data_lineage(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> tuple[TrainingData, ...]:

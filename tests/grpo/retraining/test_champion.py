@@ -11,6 +11,7 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource, Source
+from grpo.errors import ArtifactError
 from grpo.log import LoggedConversation, append
 from grpo.log.writer import ServingLog
 from grpo.messages import Message
@@ -24,7 +25,7 @@ from grpo.retraining.champion import (
     production_metrics,
 )
 from grpo.retraining.curation import LIVE
-from grpo.retraining.data_lineage import TrainingData
+from grpo.retraining.data_lineage import TrainingData, folder_of_run
 from grpo.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
 from tests.grpo.log.fixtures import feedback, turn
@@ -66,6 +67,32 @@ def serving(artifacts: ArtifactStore, version: int = 1, *, seen: Iterable[str] |
 def challenger(artifacts: ArtifactStore, seen: Iterable[str]) -> Challenger:
     taken = table(artifacts, "conversations", "redacted.parquet", seen)
     return Challenger(name="desk/2", registered=THEN, conversations=taken)
+
+
+def test_the_tables_of_a_version_of_another_store_are_copied(registry: Registry, tmp_path: Path):
+    """The pipeline has another store than the run had: its scenarios and conversations are found, once and for all.
+
+    What was erased from them in the new store does not come back from the other one.
+    """
+    first, second = (ArtifactStore(str(tmp_path / name)) for name in ("first", "second"))
+    scenarios = table(first, "scenarios", "scenarios.parquet", ["base-1"])
+    seen = table(first, "conversations", "redacted.parquet", ["talk-1"])
+    with first.new_folder("checkpoint") as checkpoint:
+        (checkpoint.path / "weights").write_bytes(b"1")
+    made = {"checkpoint_uri": checkpoint.artifact.uri, "checkpoint_sha256": checkpoint.artifact.sha256}
+    number = put_version(registry, "moved", "c", against="b", **made, scenarios=scenarios.sha256)
+    version = registry.resolve(f"models:/moved/{number}")
+    assert folder_of_run(first, version, "scenarios", scenarios.sha256) == scenarios
+    copied = [folder_of_run(second, version, kept.kind, kept.sha256) for kept in (scenarios, seen)]
+    assert copied == [second.folder(kept.kind, kept.sha256) for kept in (scenarios, seen)]
+    assert second.path(copied[0]).joinpath("scenarios.parquet").is_file()
+    second.erase(copied[1], None)
+    assert not second.has(folder_of_run(second, version, seen.kind, seen.sha256))
+    (tmp_path / "first").rename(tmp_path / "gone")
+    assert folder_of_run(second, version, "scenarios", scenarios.sha256) == copied[0]
+    missing = folder_of_run(second, version, "scenarios", "ab" * 32)
+    with pytest.raises(ArtifactError, match="is missing"):
+        second.path(missing)
 
 
 def test_the_last_challenger_is_the_newest_version_against_the_champion(registry: Registry, artifacts: ArtifactStore):

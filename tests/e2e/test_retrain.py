@@ -70,7 +70,7 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(home: Path, server: str) -> Desk:
-    """A short run registered a version, and an operator put it into service."""
+    """A short run registered a version, and an operator put it into service. Retrainings have another store since."""
     from grpo_flows.train import train
     from grpo_tasks.registry import registry
 
@@ -97,7 +97,7 @@ def desk(home: Path, server: str) -> Desk:
         ],
     }
     (home / "again.yaml").write_text(yaml.safe_dump(retraining))
-    version = train(PipelineConfig.model_validate(base)).version
+    version = train(PipelineConfig.model_validate({**base, "store": str(home / "first-store")})).version
     assert version is not None
     put_into_service(registry(), MODEL, version.version)
     return Desk(home=home, config=home / "again.yaml", champion_policy=version.tags["policy"])

@@ -5,7 +5,7 @@
     python -m tests.benchmarks.tasks --controls babyai   a constant and a negated reward of one family as well
 
 Records are in runs/tasks. A run that is complete there is not repeated, and one that was interrupted or failed goes on.
-Families that are not named keep their rows on the page.
+Runs that are not named keep their rows on the page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -36,6 +36,9 @@ CONTROLS = {
     "negated reward": "reward=[{kind: environment, weight: -1.0}]",
 }
 _HEADING = "## Results\n"
+_GAIN = 4
+"""Column of the gain of GRPO over SFT."""
+Row = tuple[str, ...]
 TEXT = (
     "Written by `make tasks` ({here}). The last column names the machine and the commit of each run. Success on "
     "held-out scenarios, one episode each, with intervals at 95 %: of the base model, after fine-tuning on "
@@ -79,7 +82,7 @@ def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocum
     return read_report(report), spent
 
 
-def rows(name: str, document: ReportDocument, spent: RunTime) -> Iterator[tuple[str, ...]]:
+def rows(name: str, document: ReportDocument, spent: RunTime) -> Iterator[Row]:
     """A row for all held-out scenarios, then one for each category."""
     tuning, evaluation = document.fine_tuning, document.evaluation
     if tuning is None or evaluation is None:
@@ -91,9 +94,9 @@ def rows(name: str, document: ReportDocument, spent: RunTime) -> Iterator[tuple[
         yield (f"{name}: {part.name}", "", *_compared(part), "", "")
 
 
-def pooled(family: str, documents: Sequence[ReportDocument]) -> tuple[str, ...]:
-    """Mean gain of GRPO over several seeds, with Student's interval over the seeds."""
-    gains = [document.evaluation.overall.difference.mean for document in documents if document.evaluation]
+def pooled(family: str, rows: Sequence[Row]) -> Row:
+    """Mean gain of GRPO over the seeds of these rows, with Student's interval over the seeds."""
+    gains = [float(row[_GAIN].split()[0]) for row in rows if ":" not in row[0] and row[_GAIN] != "–"]
     mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
     width = float(stats.t.ppf(0.975, len(gains) - 1)) * error
     return (
@@ -107,16 +110,28 @@ def pooled(family: str, documents: Sequence[ReportDocument]) -> tuple[str, ...]:
     )
 
 
-def kept_rows(families: Sequence[str], page: Path = PAGE) -> dict[str, list[tuple[str, ...]]]:
-    """Rows of the results on the page by family, without the rows of `families`."""
+def kept_rows(page: Path = PAGE) -> dict[str, dict[str, list[Row]]]:
+    """Rows of the results on the page, by family and run, without the rows that pool seeds."""
     section = page.read_text(encoding="utf-8").partition(_HEADING)[2].partition("\n## ")[0]
     rows = [tuple(line[2:-2].split(" | ")) for line in section.splitlines() if line.startswith("| ")][2:]
-    kept: dict[str, list[tuple[str, ...]]] = {}
+    kept: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        family = row[0].partition(",")[0]
-        if family not in families:
-            kept.setdefault(family, []).append(row)
+        run = row[0].partition(":")[0]
+        if not run.endswith(" seeds"):
+            kept.setdefault(run.partition(",")[0], {}).setdefault(run, []).append(row)
     return kept
+
+
+def family_rows(family: str, runs: Mapping[str, Sequence[Row]]) -> Iterator[Row]:
+    """Rows of a family: of each seed, of all seeds together, and of the controls."""
+    beginning = f"{family}, seed "
+    seeds = sorted((run for run in runs if run.startswith(beginning)), key=lambda run: int(run.removeprefix(beginning)))
+    for run in seeds:
+        yield from runs[run]
+    if len(seeds) > 1:
+        yield pooled(family, [row for run in seeds for row in runs[run]])
+    for run in sorted(runs.keys() - seeds):
+        yield from runs[run]
 
 
 def _compared(part: PairedComparison) -> tuple[str, str, str]:
@@ -145,20 +160,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--controls", action="store_true", help="train with a constant and a negated reward as well")
     given = parser.parse_args(arguments)
-    measured = kept_rows(given.families)
+    runs = kept_rows()
     for family in given.families:
-        documents, of_family = [], measured.setdefault(family, [])
+        of_family = runs.setdefault(family, {})
         for seed in given.seeds:
-            document, spent = run(family, seed)
-            documents.append(document)
-            of_family += rows(f"{family}, seed {seed}", document, spent)
-        if len(documents) > 1:
-            of_family.append(pooled(family, documents))
+            name = f"{family}, seed {seed}"
+            of_family[name] = list(rows(name, *run(family, seed)))
         for control in CONTROLS if given.controls else ():
-            of_family += rows(f"{family}, {control}", *run(family, given.seeds[0], control))
+            name = f"{family}, {control}"
+            of_family[name] = list(rows(name, *run(family, given.seeds[0], control)))
     table = Table(
         head=("run", "base", "after SFT", "after GRPO", "GRPO − SFT", "verdict", "time, machine, commit"),
-        rows=tuple(row for family in FAMILIES for row in measured.get(family, ())),
+        rows=tuple(row for family in FAMILIES for row in family_rows(family, runs.get(family, {}))),
     )
     sys.stdout.write(table.markdown() + "\n")
     replace_results(PAGE, _HEADING, TEXT.format(here=here()), table)

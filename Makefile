@@ -99,10 +99,12 @@ $(SMOLLM2): data/models/smollm2.txt | $(READY)
 	rm -rf .models/download
 
 # pip installs PyTorch, so that pip's own settings choose its build (CPU or CUDA). uv installs all others four times as fast.
+# It does not read pip's settings (a mirror, for example), so that pip installs them if uv fails.
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --clear .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt torch uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt -e '.[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt -e '.[dev]' || \
+	    $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt -e '.[dev]'
 	-$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib # on all cores, because pip uses one. Fails for files of another Python
 	$(BIN)/grpo migrate
 	touch $@
@@ -129,7 +131,7 @@ $(VLLM)/.ready: pyproject.toml Makefile
 # Other people's clients. They are installed apart, because their packages disagree with the project's on versions and
 # pip takes long to choose among all of them at once.
 $(CLIENTS)/.ready: tests/clients/requirements.txt
-	$(PYTHON) -m venv $(CLIENTS)
+	$(PYTHON) -m venv --clear $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -r $<
 	touch $@
 

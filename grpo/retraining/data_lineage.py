@@ -54,9 +54,14 @@ def folder_of_run(artifacts: ArtifactStore, version: ModelVersion, kind: str, sh
     own = artifacts.remaining(artifacts.folder(kind, sha256))
     if artifacts.has(own) or artifacts.is_erased(own):
         return own
-    source = store_of(version.checkpoint)
-    theirs = source.remaining(source.folder(kind, sha256))
-    return adopt(artifacts, theirs) if source.has(theirs) else own
+    source = store_of(ArtifactStore(version.checkpoint.uri.rsplit("/", 2)[0]).folder(kind, sha256))
+    theirs = artifacts.remaining(source.remaining(source.folder(kind, sha256)))
+    if artifacts.is_erased(theirs) or not (artifacts.has(theirs) or source.has(theirs)):
+        return own
+    copy = adopt(artifacts, theirs)
+    if copy.sha256 != sha256:
+        artifacts.erase(own, copy)  # what was erased there does not come back here
+    return copy
 
 
 def data_lineage(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> tuple[TrainingData, ...]:

@@ -96,7 +96,7 @@ def rows(name: str, document: ReportDocument, spent: RunTime) -> Iterator[Row]:
 
 def pooled(family: str, rows: Sequence[Row]) -> Row:
     """Mean gain of GRPO over the seeds of these rows, with Student's interval over the seeds."""
-    gains = [float(row[_GAIN].split()[0]) for row in rows if ":" not in row[0] and row[_GAIN] != "–"]
+    gains = _gains(rows)
     mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
     width = float(stats.t.ppf(0.975, len(gains) - 1)) * error
     return (
@@ -128,10 +128,16 @@ def family_rows(family: str, runs: Mapping[str, Sequence[Row]]) -> Iterator[Row]
     seeds = sorted((run for run in runs if run.startswith(beginning)), key=lambda run: int(run.removeprefix(beginning)))
     for run in seeds:
         yield from runs[run]
-    if len(seeds) > 1:
-        yield pooled(family, [row for run in seeds for row in runs[run]])
+    of_seeds = [row for run in seeds for row in runs[run]]
+    if len(_gains(of_seeds)) > 1:
+        yield pooled(family, of_seeds)
     for run in sorted(runs.keys() - seeds):
         yield from runs[run]
+
+
+def _gains(rows: Sequence[Row]) -> list[float]:
+    """Gains of the runs that have one, over all held-out scenarios."""
+    return [float(row[_GAIN].split()[0]) for row in rows if ":" not in row[0] and row[_GAIN] != "–"]
 
 
 def _compared(part: PairedComparison) -> tuple[str, str, str]:

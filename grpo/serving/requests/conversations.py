@@ -73,7 +73,7 @@ class AnsweredTurn:
     @property
     def version_runs(self) -> bool:
         """True while the version is loaded and its engine runs."""
-        return self.version is not None and self.version.stopped is None
+        return self.version is not None and not self.version.retired and self.version.stopped is None
 
     @property
     def served_by(self) -> ServedVersion:

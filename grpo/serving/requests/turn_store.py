@@ -29,7 +29,7 @@ class Begun:
 
     place: Continuation
     lease: UUID | None = None
-    """Lease on the turn that the request continues, and on its answer until the answer is sent."""
+    """Lease on the turn that the request continues, or on its conversation, and on its answer until that is sent."""
 
 
 class TurnStore(Protocol):

@@ -1,7 +1,7 @@
 """Conversations of several servers in one PostgreSQL database. The memory of each server is a cache of it.
 
     load     bring the turn that a request continues into memory, with its tokens as they were logged
-    begin    one statement: take a lease on that turn, which ends with the request or with its server
+    begin    one statement: take a lease on that turn or conversation, which ends with the request or with its server
     commit   one statement, before the client knows the end of its answer: the next request can continue the turn
 
 A turn is in the log before it is in the database. If the server is killed between both, or if the database does not
@@ -62,6 +62,8 @@ _OPEN = "SELECT open_conversation($1, $2, $3, $4, $5, $6, $7)"
 _BEGIN = "SELECT begin_turn($1, $2, $3, $4)"
 _RELEASE = "DELETE FROM leases WHERE id = $1"
 _END = "SELECT end_turn($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+_EXPECTED = ("id", "new", "unknown prefix", "ambiguous")
+"""Ways to join a conversation after which no other turn may have been answered in the place of the request."""
 _FORGET = (
     "WITH turns_of AS (DELETE FROM turns WHERE conversation IN "
     "(SELECT conversation FROM turns WHERE person = ANY ($1) OR subject = ANY ($2))) "
@@ -199,7 +201,7 @@ class SharedConversations:
             None if turn.user is None else name_digest(self._user_hash(turn.user)),
             *(turn.digest, version, policy, turn.size, content),
             None if place.before is None else place.before.turn_id,
-            *(is_last, place.joined == "id", lease),
+            *(is_last, place.joined in _EXPECTED, lease),
         )
         until = time.monotonic() + _COMMIT_S
         while True:

@@ -187,13 +187,23 @@ BEGIN
 END
 $$;
 
+-- True while a request continues the turn, or answers the conversation without continuing a turn of it.
+CREATE FUNCTION in_progress(p_turn text, p_conversation text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM leases WHERE pod = ANY (live_pods())
+        AND (turn = p_turn OR (conversation = p_conversation AND answer IS NULL)))
+$$;
+
 -- A request that continues no turn: a first one, or the first one of another version (p_last is the turn before it).
 CREATE FUNCTION open_conversation(
     p_id text, p_owner text, p_subject text, p_pod uuid, p_lease uuid, p_last text, p_by_id boolean
 ) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended(p_id, 2));
-    IF p_by_id AND EXISTS (SELECT FROM leases WHERE conversation = p_id AND pod = ANY (live_pods())) THEN
+    PERFORM FROM turns WHERE id = p_last FOR UPDATE;
+    IF p_last IS NOT NULL AND NOT FOUND THEN
+        RETURN 'gone'; -- erased, or dropped by another server
+    END IF;
+    IF p_by_id AND in_progress(p_last, p_id) THEN
         RETURN 'busy';
     END IF;
     IF p_by_id AND EXISTS (SELECT FROM conversations WHERE id = p_id AND last_turn IS DISTINCT FROM p_last) THEN
@@ -220,7 +230,7 @@ BEGIN
     IF p_by_id AND NOT EXISTS (SELECT FROM conversations WHERE id = name AND last_turn = p_turn) THEN
         RETURN 'gone';
     END IF;
-    IF EXISTS (SELECT FROM leases WHERE turn = p_turn AND pod = ANY (live_pods())) THEN
+    IF in_progress(p_turn, name) THEN
         IF p_by_id THEN
             RETURN 'busy';
         END IF;
@@ -231,18 +241,19 @@ BEGIN
 END
 $$;
 
--- An answered turn. False where p_by_id, and another turn has followed p_parent since: a server was thought dead.
+-- An answered turn. False where p_expects, and p_parent is not the last turn any more: a server was thought dead.
 CREATE FUNCTION end_turn(
     p_id text, p_conversation text, p_owner text, p_subject text, p_person text, p_digest text, p_version text,
-    p_policy text, p_tokens integer, p_state bytea, p_parent text, p_is_last boolean, p_by_id boolean, p_lease uuid
+    p_policy text, p_tokens integer, p_state bytea, p_parent text, p_is_last boolean, p_expects boolean, p_lease uuid
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT FROM turns WHERE id = p_id) THEN
         RETURN true; -- the answer to the first attempt was lost
     END IF;
     PERFORM pg_advisory_xact_lock(hashtextextended(p_conversation, 2));
-    IF p_by_id AND p_is_last
-        AND NOT EXISTS (SELECT FROM conversations WHERE id = p_conversation AND last_turn = p_parent) THEN
+    IF p_expects AND p_is_last AND NOT EXISTS (
+        SELECT FROM conversations WHERE id = p_conversation AND last_turn IS NOT DISTINCT FROM p_parent
+    ) THEN
         RETURN false;
     END IF;
     PERFORM pg_advisory_xact_lock(hashtextextended(p_digest, 3));

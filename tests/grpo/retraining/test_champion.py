@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.artifact_copies import adopt
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource, Source
@@ -28,6 +29,7 @@ from grpo.retraining.curation import LIVE
 from grpo.retraining.data_lineage import TrainingData, folder_of_run
 from grpo.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
+from grpo.storage.home import home
 from tests.grpo.log.fixtures import feedback, turn
 from tests.grpo.registry.making import put_version
 from tests.grpo.retraining.curating import curate
@@ -69,11 +71,14 @@ def challenger(artifacts: ArtifactStore, seen: Iterable[str]) -> Challenger:
     return Challenger(name="desk/2", registered=THEN, conversations=taken)
 
 
-def test_the_tables_of_a_version_of_another_store_are_copied(registry: Registry, tmp_path: Path):
+def test_the_tables_of_a_version_of_another_store_are_copied(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """The pipeline has another store than the run had: its scenarios and conversations are found, once and for all.
 
-    What was erased from them in the new store does not come back from the other one.
+    What was erased from them does not come back from the other store, and is not looked for there any more.
     """
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
     first, second = (ArtifactStore(str(tmp_path / name)) for name in ("first", "second"))
     scenarios = table(first, "scenarios", "scenarios.parquet", ["base-1"])
     seen = table(first, "conversations", "redacted.parquet", ["talk-1"])
@@ -88,6 +93,15 @@ def test_the_tables_of_a_version_of_another_store_are_copied(registry: Registry,
     assert second.path(copied[0]).joinpath("scenarios.parquet").is_file()
     second.erase(copied[1], None)
     assert not second.has(folder_of_run(second, version, seen.kind, seen.sha256))
+    without_one, without_two = (table(first, "conversations", "redacted.parquet", ids) for ids in (["b", "c"], ["c"]))
+    first.erase(seen, without_one)
+    third = ArtifactStore(str(home() / "artifacts"))  # the store of a home, which has the checkpoint already
+    adopt(third, version.checkpoint)
+    assert folder_of_run(third, version, seen.kind, seen.sha256).sha256 == without_one.sha256
+    remaining = adopt(third, without_two)
+    third.erase(third.own(without_one), remaining)
+    assert folder_of_run(third, version, seen.kind, seen.sha256) == remaining
+    assert folder_of_run(third, version, "scenarios", scenarios.sha256) == third.own(scenarios)
     (tmp_path / "first").rename(tmp_path / "gone")
     assert folder_of_run(second, version, "scenarios", scenarios.sha256) == copied[0]
     missing = folder_of_run(second, version, "scenarios", "ab" * 32)

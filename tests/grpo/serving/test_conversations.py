@@ -14,7 +14,7 @@ from grpo.serving.requests.digests import DigestedMessages, DigestedTools
 
 USER, OTHER = Message(role="user", content="Where is it?"), Message(role="user", content="Thanks")
 REPLY = Message(role="assistant", content="On its way.")
-VERSION = SimpleNamespace(stopped=None)
+VERSION = SimpleNamespace(stopped=None, retired=False)
 
 
 def conversations(max_tokens: int = 100) -> Conversations:
@@ -143,7 +143,7 @@ def test_an_id_takes_new_messages_or_the_whole_conversation():
 def test_a_conversation_whose_engine_has_ended_goes_on_with_another_version(known_as: str | None):
     """Also before its version is let go, while turns of it are in progress."""
     known = conversations()
-    known.add(answered("1", version=SimpleNamespace(stopped="killed")), is_last=True)
+    known.add(answered("1", version=SimpleNamespace(stopped="killed", retired=False)), is_last=True)
     place = find(known, USER, REPLY, OTHER, conversation_id=known_as)
     assert (place.joined, place.before, place.new) == ("other version", None, (USER, REPLY, OTHER))
     assert place.conversation_id == "c"
@@ -189,7 +189,7 @@ def test_a_conversation_is_busy_while_a_request_that_continues_no_turn_is_in_pro
 
 
 def test_an_answered_turn_is_continued_although_its_request_has_not_ended():
-    """The client has got the answer; a retired version's turn before it does not matter any more."""
+    """The client has got the answer, and may send its next message at once."""
     known = conversations()
     known.count_in_progress(replace(find(known, USER), conversation_id="c"), "shop", 1)
     known.add(answered("1"), is_last=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import openai
+import psycopg2
 import pytest
 
 from grpo.config.serving import EngineSettings
@@ -139,6 +141,35 @@ def test_a_conversation_with_its_first_turn_in_progress_is_busy_on_the_other_ser
         parents = {turn.id: turn.parent for turn in first.turns() if turn.conversation_id == conversation}
         assert len(parents) == 2
         assert [parent for parent in parents.values() if parent is None] == [None]
+
+
+def test_a_request_of_another_version_and_one_that_goes_on_exclude_each_other(
+    servers: tuple[ChatServer, ChatServer], cluster: Cluster
+):
+    """As if a version were loaded nowhere for the first request, and again for the second. An erased turn is gone."""
+    first, second = servers
+    begun = ask(first, QUESTION)
+    turn, pod = begun.id.removeprefix("chatcmpl-"), first.service.turns._database.pod
+    lease = uuid4()
+    opened = (
+        f"SELECT grpo_serve.open_conversation('{begun.conversation_id}', 'o', 's', '{pod}', '{lease}', '{turn}', true)"
+    )
+    database = psycopg2.connect(first.service.turns._database._url)
+    database.autocommit = True
+    with closing(database), database.cursor() as cursor:
+        cursor.execute("SET search_path TO grpo_serve")
+        cursor.execute(opened)
+        assert cursor.fetchone() == ("first",)
+        assert refusal(second, MORE, conversation=begun.conversation_id) == (409, "conversation_busy")
+        cursor.execute(opened)
+        assert cursor.fetchone() == ("busy",)
+        cursor.execute(f"DELETE FROM leases WHERE id = '{lease}'")
+        ask(second, MORE, conversation=begun.conversation_id)
+        cursor.execute(opened)
+        assert cursor.fetchone() == ("gone",)  # another turn is the last one now
+        cursor.execute(f"DELETE FROM turns WHERE conversation = '{begun.conversation_id}'")
+        cursor.execute(opened.replace("true", "false"))
+        assert cursor.fetchone() == ("gone",)
 
 
 def test_an_erasure_reaches_the_other_server(servers: tuple[ChatServer, ChatServer], cluster: Cluster):

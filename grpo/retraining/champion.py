@@ -116,9 +116,10 @@ def new_conversations(
 def known_topics(
     artifacts: ArtifactStore, champion: Champion | None, challenger: Challenger | None = None
 ) -> Sequence[str]:
-    """User texts of the conversations of the last challenger, or of the champion if there is no challenger.
+    """User texts of the conversations that were known when the last challenger was trained.
 
-    If there are fewer than 50, the texts of the champion's scenarios are used instead.
+    Without a challenger, the champion's conversations are read. If fewer than 50 conversations are known, the texts of
+    the champion's scenarios are returned instead.
     """
     if champion is None:
         return ()

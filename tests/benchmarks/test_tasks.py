@@ -39,7 +39,7 @@ Prose.
 
 
 def test_the_results_are_replaced_up_to_the_end_of_their_table(tmp_path: Path):
-    """What stands before and after it stays."""
+    """The text before and after the table is kept."""
     page = tmp_path / "tasks.md"
     page.write_text(PAGE)
     replace_results(page, "## Results\n", "Written by a run.", Table(head=("run",), rows=(("babyai",),)))

@@ -367,7 +367,7 @@ class Conversations:
 
 
 def count_answered(messages: Sequence[Message]) -> int:
-    """Number of messages up to the last reply, or 0 if there is no reply."""
+    """Number of messages up to and including the last reply, and 0 before the first reply."""
     return max((index + 1 for index, message in enumerate(messages) if message.role == "assistant"), default=0)
 
 

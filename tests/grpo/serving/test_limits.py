@@ -351,7 +351,7 @@ def _hold(url: str, entered: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_64_racing_clients_are_granted_what_an_independent_count_allows(store: Store, seed: int):
-    """The test keeps a list of all grants. After each step of 0 to 30 s, the limiter decides as a count of this list."""
+    """The test keeps a list of all grants. After steps of 0 to 30 s, the limiter decides as a count of this list."""
     draw = random.Random(seed)
     clock, steps = store.clock, 300 if isinstance(store.limiter._usages, LocalUsage) else 20
     caller = _caller(requests_per_minute=40, tokens_per_minute=900, parallel=50)

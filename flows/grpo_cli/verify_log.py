@@ -43,8 +43,8 @@ def verify_log(
     def load(version: str) -> TransformersPolicy:
         return load_weights(f"{REGISTERED}{version}" if is_registered else model)
 
-    entries = ServedLog(log or home / "served").read()
-    check = check_served(entries, load, model=name, turns=turns, seed=seed)
+    records = ServedLog(log or home / "served").read()
+    check = check_served(records, load, model=name, turns=turns, seed=seed)
     console.print(
         f"{check.turns} turns with {check.tokens} tokens: log-probabilities differ by up to {check.difference:.1e} nats"
     )

@@ -14,8 +14,9 @@ import numpy as np
 from grpo.errors import AddressError, RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.logprobs import with_proximal_logprobs
-from grpo.log.folder import ServedEntry
+from grpo.log.folder import Problem
 from grpo.log.logged_logprobs import Claim, ServedCheck, draw, read_claims
+from grpo.log.records import Record
 from grpo.policy.transformers.model import TransformersPolicy
 
 TOLERANCE = 1e-4
@@ -26,14 +27,14 @@ _MAX_TOKENS = 8192
 
 
 def check_served(
-    entries: Iterable[ServedEntry], load: Callable[[str], TransformersPolicy], *, model: str, turns: int, seed: int
+    records: Iterable[Record | Problem], load: Callable[[str], TransformersPolicy], *, model: str, turns: int, seed: int
 ) -> ServedCheck:
     """Draw `turns` turns of a model, and compare their log-probabilities with the weights that `load` returns.
 
     `load` gets name and version, e.g. `support-desk/3`. If it raises `AddressError` for a version, its turns are
     counted as unchecked. Raises `RatioError` at the first turn with other weights, or with a difference above 1e-4.
     """
-    claims, unchecked = read_claims(entries, model)
+    claims, unchecked = read_claims(records, model)
     by_version: dict[str, list[Claim]] = defaultdict(list)
     for claim in draw(claims, turns, seed):
         by_version[claim.turn.model].append(claim)

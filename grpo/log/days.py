@@ -26,8 +26,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from grpo.log.folder import (
+    Problem,
     SegmentPart,
-    ServedEntry,
     ServedLog,
     TablePart,
     is_record_erased,
@@ -36,15 +36,15 @@ from grpo.log.join import Joined, join
 from grpo.log.log_tables import DAMAGED
 from grpo.log.record_index import (
     DAY_US,
-    Problem,
     RecordIndex,
     concatenate,
-    index_entries,
+    index_records,
     index_row,
     name_hash,
     read_index,
     write_index,
 )
+from grpo.log.records import Record
 
 OPEN = ""
 """Folder of the segments that are not compacted."""
@@ -86,11 +86,11 @@ class LogDays:
         self._make_index, self._reread = make_index, frozenset(reread)
         self.problems: list[Problem] = []
         self.days = self._days()
-        self.problems.sort(key=lambda problem: (str(log.folder / problem.place), problem.line))
+        self.problems.sort(key=lambda problem: (problem.place, problem.line))
 
     def join(self, day: ConversationDay) -> Joined:
         """Join the conversations of a day. Raises `ChangedLogError`."""
-        entries: list[ServedEntry] = []
+        records: list[Record] = []
         for folder, hashes in day.conversations.items():
             wanted = frozenset(hashes.tolist())
             for part in self._parts[folder]:
@@ -98,12 +98,12 @@ class LogDays:
                     continue
                 for record in self._log.part_records(part, lambda name, wanted=wanted: name_hash(name) in wanted):  # type: ignore[misc]
                     if not is_record_erased(record, self._erasures):
-                        entries.append(ServedEntry(source="", line=0, record=record))
-        rows = [index_row(entry.record) for entry in entries if entry.record is not None]
+                        records.append(record)
+        rows = [index_row(record) for record in records]
         digests = np.asarray([row[4:6] for row in rows], np.uint64).reshape(-1, 2)
         if _digest(digests[np.lexsort(digests.T[::-1])]) != day.digest:
             raise ChangedLogError(list(day.conversations))
-        return join(entries)
+        return join(records)
 
     def _days(self) -> list[ConversationDay]:
         names, indexes = sorted(self._parts), []
@@ -118,15 +118,13 @@ class LogDays:
 
     def _index(self, folder: str) -> RecordIndex:
         parts, log = self._parts[folder], self._log
-        entries = (entry for part in parts for entry in log.part_entries(part))
+        records = (record for part in parts for record in log.read_part(part))
         if folder == OPEN:
-            index, problems = index_entries(entries, log.folder)
+            index, problems = index_records(records)
         else:
             tables = [part for part in parts if isinstance(part, TablePart)]
             digests = sorted(part.digest(whole=folder in self._reread) for part in tables)
-            path = self._make_index(
-                {"tables": digests}, lambda path: write_index(path, *index_entries(entries, log.folder))
-            )
+            path = self._make_index({"tables": digests}, lambda path: write_index(path, *index_records(records)))
             index, problems = read_index(path)
         self.problems += problems
         return index

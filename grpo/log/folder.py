@@ -45,17 +45,24 @@ _OTHER_FORMAT = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]/*.parquet"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedEntry:
-    """Record of the log with its place. Exactly one of `record` and `problem` is None."""
+class Problem:
+    """A line or row of the log that is not a record."""
 
-    source: str
+    place: str
+    """Path of its file in the folder of the log."""
     line: int
     """Number of the line or row in its file, from 1."""
-    record: Record | None
-    problem: str | None = None
-    segment: str = ""
-    end: int = 0
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """Row of a table of the log, with its position in the segment that it was written to."""
+
+    segment: str
+    end: int
     """Position in the segment after the record."""
+    content: Record | Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,16 +139,16 @@ class ServedLog:
             )
         return tuple(sorted([*growing.values(), *compacted]))
 
-    def read(self, snapshot: Sequence[str] | None = None) -> Iterator[ServedEntry]:
-        """Each record with its place, in the order of segments.
+    def read(self, snapshot: Sequence[str] | None = None) -> Iterator[Record | Problem]:
+        """Each record in the order of segments, and a problem for each damaged one. Erased records are left out.
 
-        A damaged record gives an entry with a problem. Erased records are left out. Raises `DataError` if a segment of
-        the snapshot is gone.
+        Raises `DataError` if a segment of the snapshot is gone.
         """
         erasures = self.erasures()
-        for entry in self._entries(self.snapshot() if snapshot is None else snapshot):
-            if entry.record is None or not is_record_erased(entry.record, erasures):
-                yield entry
+        for part in self.parts(self.snapshot() if snapshot is None else snapshot):
+            for item in self.read_part(part):
+                if isinstance(item, Problem) or not is_record_erased(item, erasures):
+                    yield item
 
     def turns_of(self, conversations: Set[str]) -> list[ServedTurn]:
         """Turns of these conversations by their time, without erased ones.
@@ -216,21 +223,23 @@ class ServedLog:
             parts.append(SegmentPart(path=path, end=int(end)))
         return parts
 
-    def part_entries(self, part: TablePart | SegmentPart) -> Iterator[ServedEntry]:
-        """Entries of a part, also of erased records. A damaged record gives an entry with a problem."""
+    def read_part(self, part: TablePart | SegmentPart) -> Iterator[Record | Problem]:
+        """Records of a part, also erased ones, and a problem for each damaged one."""
         if isinstance(part, TablePart):
-            yield from table_entries(self.present(part.table), segments=part.segments)
+            for row in table_rows(self.present(part.table), segments=part.segments):
+                yield row.content
             return
         content, name = _bytes(part.path), part.path.stem
         if content is not None:
             for line in read_lines(content[: part.end]):
-                yield _entry(str(part.path), line.number, line.content, name, line.end)
+                yield _content(f"{SEGMENTS}/{part.path.name}", line.number, line.content)
             return
         tables = self.tables_by_segment().get(name, [])
         if not tables and part.end != 0:
             raise self._gone(name)
         for table in tables:
-            yield from table_entries(table.path, part.end, segments={name})
+            for row in table_rows(table.path, part.end, segments={name}):
+                yield row.content
 
     def part_records(self, part: TablePart | SegmentPart, is_wanted: Callable[[str], bool]) -> Iterator[Record]:
         """Records of the wanted conversations in a part, also erased ones.
@@ -242,13 +251,9 @@ class ServedLog:
             if not isinstance(records, Exception):
                 yield from records
                 return
-        for entry in self.part_entries(part):
-            if entry.record is not None and is_wanted(entry.record.conversation_id):
-                yield entry.record
-
-    def _entries(self, snapshot: Sequence[str]) -> Iterator[ServedEntry]:
-        for part in self.parts(snapshot):
-            yield from self.part_entries(part)
+        for item in self.read_part(part):
+            if not isinstance(item, Problem) and is_wanted(item.conversation_id):
+                yield item
 
     def present(self, table: LogTable) -> Path:
         """The table's file, or the merged file that has replaced it since the tables were listed."""
@@ -264,11 +269,12 @@ class ServedLog:
         )
 
 
-def table_entries(path: Path, end: int | None = None, *, segments: Set[str] | None = None) -> Iterator[ServedEntry]:
-    """Entries of a Parquet file up to a position of its segment.
+def table_rows(path: Path, end: int | None = None, *, segments: Set[str] | None = None) -> Iterator[TableRow]:
+    """Rows of a table of the log up to a position of its segment.
 
-    If `segments` are given, only their rows are read. If the file is damaged, the last entry has the problem.
+    If `segments` are given, only their rows are read. If the file is damaged, the last row has the problem.
     """
+    place = f"{path.parents[1].name}/{path.parent.name}/{path.name}"
     number = 0
     try:
         file = ParquetRows(path)
@@ -280,13 +286,14 @@ def table_entries(path: Path, end: int | None = None, *, segments: Set[str] | No
                 continue
             content = try_call(partial(_row_content, row.cells))
             if row.problem is not None or isinstance(content, Exception):
-                problem = row.problem or problem_text(content, "not a record")  # type: ignore[arg-type]
-                place = {"source": str(path), "line": number, "segment": segment, "end": position}
-                yield ServedEntry(**place, record=None, problem=problem)
+                text = row.problem or problem_text(content, "not a record")  # type: ignore[arg-type]
+                problem = Problem(place=place, line=number, problem=text)
+                yield TableRow(segment=segment, end=position, content=problem)
             else:
-                yield _entry(str(path), number, content, segment, position)
+                yield TableRow(segment=segment, end=position, content=_content(place, number, content))
     except DataError as error:
-        yield ServedEntry(source=str(path), line=number + 1, record=None, problem=f"damaged file: {error}")
+        problem = Problem(place=place, line=number + 1, problem=f"damaged file: {error}")
+        yield TableRow(segment="", end=0, content=problem)
 
 
 def is_record_erased(record: Record, erasures: Sequence[Erasure]) -> bool:
@@ -373,13 +380,12 @@ def _row_content(row: dict[str, Any]) -> Record | Damage:
     return record_from_row(row)
 
 
-def _entry(source: str, number: int, content: Record | Damage, segment: str, end: int) -> ServedEntry:
+def _content(place: str, number: int, content: Record | Damage) -> Record | Problem:
     if isinstance(content, Damage):
-        place = f"line {content.line}, {content.bytes} bytes"
         reason, _, detail = content.reason.partition(": ")
-        problem = f"{reason}: {detail}, {place}"
-        return ServedEntry(source=source, line=number, record=None, problem=problem, segment=segment, end=end)
-    return ServedEntry(source=source, line=number, record=content, segment=segment, end=end)
+        problem = f"{reason}: {detail}, line {content.line}, {content.bytes} bytes"
+        return Problem(place=place, line=number, problem=problem)
+    return content
 
 
 def _bytes(path: Path) -> bytes | None:

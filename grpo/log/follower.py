@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo.errors import DataError
-from grpo.log.folder import SEGMENT_SUFFIX, SEGMENTS, ServedLog, is_record_erased, table_entries
+from grpo.log.folder import SEGMENT_SUFFIX, SEGMENTS, Problem, ServedLog, is_record_erased, table_rows
 from grpo.log.lines import read_lines
 from grpo.log.log_tables import LogTable
 from grpo.log.records import Record
@@ -105,12 +105,10 @@ class LogTail:
     def _rows(self, tables: Sequence[LogTable]) -> Iterator[tuple[str, int, Record | None]]:
         """Unread rows of the tables with one name, segment by segment, in the order in which they were written."""
         position = dict(self.position)
-        entries = heapq.merge(
-            *(table_entries(table.path) for table in tables), key=lambda entry: (entry.segment, entry.end)
-        )
-        for entry in entries:
-            if entry.end and not _is_before(position, entry.segment, entry.end):
-                yield entry.segment, entry.end, entry.record
+        rows = heapq.merge(*(table_rows(table.path) for table in tables), key=lambda row: (row.segment, row.end))
+        for row in rows:
+            if row.end and not _is_before(position, row.segment, row.end):
+                yield row.segment, row.end, None if isinstance(row.content, Problem) else row.content
 
     def _rows_after(self, table: LogTable) -> int:
         columns = ["end", SEGMENT] if table.is_merged else ["end"]

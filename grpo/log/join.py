@@ -24,9 +24,9 @@ from datetime import datetime
 from statistics import fmean
 from typing import Any, TypeVar
 
-from grpo.log.folder import ServedEntry
+from grpo.log.folder import Problem
 from grpo.log.lines import encode
-from grpo.log.records import Feedback, ServedTurn
+from grpo.log.records import Feedback, Record, ServedTurn
 from grpo.messages import Message
 from grpo.scenario import Expected
 
@@ -152,7 +152,7 @@ class Joined:
 
     conversations: tuple[ServedConversation, ...]
     quarantined: tuple[QuarantinedFeedback, ...]
-    problems: tuple[ServedEntry, ...]
+    problems: tuple[Problem, ...]
     """Lines and rows that are not records."""
     counts: JoinCounts
 
@@ -171,16 +171,15 @@ def scenario_id(conversation_id: str) -> str:
     return f"conversation-{conversation_id}"
 
 
-def join(entries: Iterable[ServedEntry]) -> Joined:
-    """Join turns to conversations, and feedback to both. The order of entries and repeated entries change nothing."""
+def join(records: Iterable[Record | Problem]) -> Joined:
+    """Join turns to conversations, and feedback to both. The order of records and repeated records change nothing."""
     turns: dict[str, ServedTurn] = {}
     feedback: dict[str, Feedback] = {}
     problems = []
     received: Counter[type] = Counter()
-    for entry in entries:
-        record = entry.record
-        if record is None:
-            problems.append(entry)
+    for record in records:
+        if isinstance(record, Problem):
+            problems.append(record)
             continue
         received[type(record)] += 1
         if isinstance(record, ServedTurn):
@@ -213,7 +212,7 @@ def join(entries: Iterable[ServedEntry]) -> Joined:
     return Joined(
         conversations=tuple(sorted(conversations, key=lambda item: (item.turns[0].time, item.id))),
         quarantined=tuple(quarantined),
-        problems=tuple(sorted(problems, key=lambda entry: (entry.source, entry.line))),
+        problems=tuple(sorted(problems, key=lambda problem: (problem.place, problem.line))),
         counts=counts,
     )
 

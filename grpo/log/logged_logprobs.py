@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.log.folder import ServedEntry
+from grpo.log.folder import Problem
 from grpo.log.join import turn_path
-from grpo.log.records import ServedTurn
+from grpo.log.records import Record, ServedTurn
 from grpo.storage.documents import Document
 
 
@@ -44,12 +44,12 @@ class ServedCheck(Document):
     """Turns that cannot be checked, by reason."""
 
 
-def read_claims(entries: Iterable[ServedEntry], model: str) -> tuple[list[Claim], Counter[str]]:
+def read_claims(records: Iterable[Record | Problem], model: str) -> tuple[list[Claim], Counter[str]]:
     """Claims of the answered turns of a model, `support-desk`, or of one version, `support-desk/3`.
 
     The counter has the number of its turns that cannot be checked, by reason.
     """
-    turns = {entry.record.id: entry.record for entry in entries if isinstance(entry.record, ServedTurn)}
+    turns = {record.id: record for record in records if isinstance(record, ServedTurn)}
     claims, unchecked = [], Counter[str]()
     for turn in turns.values():
         if turn.status == "answered" and (turn.model == model or turn.model.startswith(f"{model}/")):

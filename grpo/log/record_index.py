@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from grpo.log.folder import ServedEntry
+from grpo.log.folder import Problem
 from grpo.log.lines import record_digest
 from grpo.log.records import Erasure, Record, ServedTurn
 from grpo.tables import open_parquet
@@ -53,16 +53,6 @@ def name_hash(name: str | None) -> int:
 def microseconds(time: datetime) -> int:
     """Microseconds since 1970."""
     return (time - _EPOCH) // _MICROSECOND
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A line or row that is not a record."""
-
-    place: str
-    """Path in the folder of the log."""
-    line: int
-    problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +92,15 @@ def concatenate(indexes: Sequence[RecordIndex]) -> RecordIndex:
     return RecordIndex(**{name: np.concatenate([getattr(index, name) for index in indexes]) for name in _RECORDS.names})
 
 
-def index_entries(entries: Iterable[ServedEntry], folder: Path) -> tuple[RecordIndex, list[Problem]]:
-    """Index of these entries, and their problems with places relative to the folder of the log."""
+def index_records(records: Iterable[Record | Problem]) -> tuple[RecordIndex, list[Problem]]:
+    """Index of these records, and the problems among them."""
     problems: list[Problem] = []
     rows: list[tuple[Any, ...]] = []
-    for entry in entries:
-        if entry.record is not None:
-            rows.append(index_row(entry.record))
+    for record in records:
+        if isinstance(record, Problem):
+            problems.append(record)
         else:
-            place = Path(entry.source).relative_to(folder).as_posix()
-            problems.append(Problem(place=place, line=entry.line, problem=entry.problem or ""))
+            rows.append(index_row(record))
     columns = zip(*rows, strict=True) if rows else ((),) * len(_RECORDS)
     arrays = [np.asarray(column, field.type.to_pandas_dtype()) for column, field in zip(columns, _RECORDS, strict=True)]
     return RecordIndex(**dict(zip(_RECORDS.names, arrays, strict=True))), problems

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from grpo.log.record_index import microseconds
 from grpo.retraining.filters import (
     ConsentFilter,
     Filter,
-    IncomingConversation,
     LicenceFilter,
     RequiredFieldsFilter,
     SchemaFilter,
@@ -35,9 +34,9 @@ from grpo.retraining.filters import (
 )
 from grpo.scenario import Origin, Scenario
 from grpo.scenarios.quarantine import QuarantineReason, parse_record, reason_from_error
-from grpo.scenarios.readers.served import served_record
+from grpo.scenarios.readers.served import served_scenario
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.redaction import Redacted
+from grpo.scenarios.redaction import redact
 from grpo.scenarios.similar_texts import COLUMNS as TEXT_COLUMNS
 from grpo.scenarios.similar_texts import text_cells
 from grpo.scenarios.table import SCHEMA, scenario_row
@@ -67,116 +66,101 @@ _PREFIX = "redacted_"
 ROWS = pa.schema([*LIGHT, *TEXT_COLUMNS, *_ORIGIN, *((f"{_PREFIX}{field.name}", field.type) for field in SCHEMA)])
 REDACTED_COLUMNS = [f"{_PREFIX}{name}" for name in SCHEMA.names]
 COUNTS_KEY = b"join_counts"
-_BLOCK = 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """A record, with the served conversation if it comes from a serving log."""
-
-    record: SourceRecord
-    served: ServedConversation | None = None
+BLOCK = 512
+"""Rows that are written at once."""
 
 
 def write_day(path: Path, joined: Joined, source: ServedSource, settings: CurationSettings) -> None:
     """Write the conversations of a day of a serving log, and the counts of their join."""
-    conversations = (Conversation(record=served_record(item, source), served=item) for item in joined.conversations)
-    write_rows(path, conversations, settings, counts=joined.counts.flat())
+    filters = _filters(settings)
+    rows = (_served_row(conversation, source, filters) for conversation in joined.conversations)
+    _write(path, rows, counts=joined.counts.flat())
 
 
-def write_rows(
-    path: Path,
-    conversations: Iterable[Conversation],
-    settings: CurationSettings,
-    *,
-    counts: Mapping[str, int] | None = None,
-) -> None:
-    """Write one row per record, in order."""
-    filters: tuple[Filter, ...] = (
+def write_block(path: Path, records: Iterable[SourceRecord], settings: CurationSettings) -> None:
+    """Write records of another source than a serving log."""
+    filters = _filters(settings)
+    _write(path, (_record_row(record, filters) for record in records), counts={})
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]], *, counts: Mapping[str, int]) -> None:
+    schema = ROWS.with_metadata({COUNTS_KEY: json.dumps(counts)})
+    remaining = iter(rows)
+    with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["sender", "user", "model"]) as writer:
+        while block := list(islice(remaining, BLOCK)):
+            writer.write_table(pa.Table.from_pylist(block, schema))
+
+
+def _filters(settings: CurationSettings) -> tuple[Filter, ...]:
+    return (
         SchemaFilter(),
         RequiredFieldsFilter(settings.required_fields),
         LicenceFilter(settings.licences),
         ConsentFilter(settings.consents),
     )
-    schema = ROWS.with_metadata({COUNTS_KEY: json.dumps(counts or {})})
-    with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=["sender", "user", "model"]) as writer:
-        rows: list[dict[str, Any]] = []
-        for conversation in conversations:
-            rows.append(_row(conversation, filters))
-            if len(rows) == _BLOCK:
-                writer.write_table(pa.Table.from_pylist(rows, schema))
-                rows = []
-        writer.write_table(pa.Table.from_pylist(rows, schema))
 
 
-def first_rejection(filters: Iterable[Filter], incoming: IncomingConversation) -> tuple[str, str] | None:
+def first_rejection(filters: Iterable[Filter], conversation: Scenario) -> tuple[str, str] | None:
     """Name and reason of the first filter that rejects a conversation."""
     for candidate in filters:
-        if (reason := candidate.reject(incoming)) is not None:
+        if (reason := candidate.reject(conversation)) is not None:
             return candidate.name, reason
     return None
 
 
-def _row(conversation: Conversation, filters: Iterable[Filter]) -> dict[str, Any]:
-    record, served = conversation.record, conversation.served
-    row: dict[str, Any] = {"time": 0, "sender": "", "user": "", "is_served": served is not None}
-    if served is None:
-        row["place"] = excerpt(f"{record.source}:{record.line}")
-    else:
-        first = served.turns[0]
-        row |= {"id": scenario_id(served.id), "time": microseconds(first.time), "sender": first.key, "user": first.user}
-        row |= {"model": served.model, "reward": served.reward, "rating": served.judgement.rating}
-    item = parse_record(record, Scenario)
+def _served_row(conversation: ServedConversation, source: ServedSource, filters: Iterable[Filter]) -> dict[str, Any]:
+    first = conversation.turns[0]
+    return {
+        "id": scenario_id(conversation.id),
+        "time": microseconds(first.time),
+        "is_served": True,
+        "model": conversation.model,
+        "reward": conversation.reward,
+        "rating": conversation.judgement.rating,
+        "sender": first.key,
+        "user": first.user,
+        **_row(served_scenario(conversation, source.users), Origin(keys=(first.key,), user=first.user), filters),
+    }
+
+
+def _record_row(record: SourceRecord, filters: Iterable[Filter]) -> dict[str, Any]:
+    place = excerpt(f"{record.source}:{record.line}")
+    fields = {"time": 0, "place": place, "is_served": False, "sender": "", "user": ""}
+    return {**fields, **_row(parse_record(record, Scenario), Origin(), filters)}
+
+
+def _row(item: Scenario | QuarantineReason, sent: Origin, filters: Iterable[Filter]) -> dict[str, Any]:
+    """Cells of a conversation: the rejection, or the redacted scenario."""
     if isinstance(item, QuarantineReason):
-        return {**row, "is_scenario": False, "filter": "schema", "reason": item.kind, "message": item.message}
-    row |= {"id": item.id, "is_scenario": True}
-    masked = masked_user_text(item)
-    rejection = first_rejection(filters, IncomingConversation(scenario=item, masked=masked))
+        return {"is_scenario": False, "filter": "schema", "reason": item.kind, "message": item.message}
+    cells = {"id": item.id, "is_scenario": True}
+    rejection = first_rejection(filters, item)
     if rejection is None:
-        clean = _redact(item)
-        if isinstance(clean, Redacted):
-            return row | _redacted(clean, masked, Origin(keys=(row["sender"],), user=row["user"]))
-        rejection = clean
-    return {**row, "filter": rejection[0], "reason": rejection[1]}
+        try:
+            return cells | _redacted(item, sent)
+        except ValidationError as error:
+            rejection = "redaction", f"invalid once redacted: {reason_from_error(error).message}"
+    return {**cells, "filter": rejection[0], "reason": rejection[1]}
 
 
-def _redact(item: Scenario) -> Redacted | tuple[str, str]:
-    """Redact a conversation. If it is not a valid scenario afterwards, it is rejected without its text."""
-    try:
-        return Redacted(item)
-    except ValidationError as error:
-        return "redaction", f"invalid once redacted: {reason_from_error(error).message}"
-
-
-def _redacted(clean: Redacted, masked: str, sent: Origin) -> dict[str, Any]:
-    scenario = clean.scenario
+def _redacted(item: Scenario, sent: Origin) -> dict[str, Any]:
+    """Cells of the redacted scenario. Raises `ValidationError` like `redact`."""
+    scenario, counts = redact(item)
     cells, _ = scenario_row(scenario)
     given, _ = scenario_row(with_origin(scenario, scenario.metadata.origin or sent))
     names = SCHEMA.names
     return {
-        **dict(zip((name for name, _ in TEXT_COLUMNS), text_cells(masked), strict=True)),
+        **dict(zip((name for name, _ in TEXT_COLUMNS), text_cells(masked_user_text(item)), strict=True)),
         **dict(zip(REDACTED_COLUMNS, cells, strict=True)),
         "origin_metadata": given[names.index("metadata")],
         "origin_hash": given[names.index("hash")],
-        "personal": json.dumps(clean.counts, sort_keys=True) if clean.counts else None,
+        "personal": json.dumps(counts, sort_keys=True) if counts else None,
     }
 
 
 def with_origin(scenario: Scenario, origin: Origin) -> Scenario:
     """The conversation with its sender in `metadata.origin`."""
     return scenario.model_copy(update={"metadata": scenario.metadata.model_copy(update={"origin": origin})})
-
-
-def blocks_of(records: Iterable[SourceRecord]) -> Iterator[list[Conversation]]:
-    """Records of another source than a serving log in blocks of bounded size."""
-    block: list[Conversation] = []
-    for record in records:
-        block.append(Conversation(record=record))
-        if len(block) == _BLOCK:
-            yield block
-            block = []
-    if block:
-        yield block
 
 
 def personal_counts(values: Mapping[str | None, int]) -> Counter[str]:

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from grpo.log.record_index import DAY_US, Problem
+from grpo.log.folder import Problem
+from grpo.log.record_index import DAY_US
 from grpo.retraining.near_copies import DayOfTexts
 from grpo.scenarios.similar_texts import COLUMNS, TextSet
 from grpo.tables import open_parquet

@@ -18,6 +18,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +36,14 @@ from grpo.log.days import ChangedLogError, LogDays
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
 from grpo.retraining.curated_days import (
+    BLOCK,
     COUNTS_KEY,
     ORIGIN_COLUMNS,
     REDACTED_COLUMNS,
-    blocks_of,
     personal_counts,
     with_origin,
+    write_block,
     write_day,
-    write_rows,
 )
 from grpo.retraining.curated_rows import CuratedRows, CuratedSource
 from grpo.retraining.near_copies import DUPLICATES, Decisions, Parts, decide
@@ -145,10 +146,11 @@ def _curated_day(days: LogDays, number: int, source: ServedSource, settings: Cur
 def _blocks(source: Source, settings: CurationSettings, scratch: Path) -> CuratedSource:
     """Curated records of another source. They are computed in every retraining, because only days are kept."""
     scratch.mkdir()
-    paths = []
-    for number, block in enumerate(blocks_of(read_records(source))):
-        paths.append(scratch / f"{number}.parquet")
-        write_rows(paths[-1], block, settings)
+    paths: list[Path] = []
+    records = iter(read_records(source))
+    while block := list(islice(records, BLOCK)):
+        paths.append(scratch / f"{len(paths)}.parquet")
+        write_block(paths[-1], block, settings)
     return CuratedSource(days=paths)
 
 

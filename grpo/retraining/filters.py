@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from grpo.data_errors import try_call
@@ -11,15 +10,6 @@ from grpo.scenario import Scenario
 from grpo.scenarios.pii import mask_pii
 from grpo.scenarios.quarantine import reason_from_error
 from grpo.scenarios.table import scenario_row
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncomingConversation:
-    """A conversation to be filtered."""
-
-    scenario: Scenario
-    masked: str
-    """User text with personal data masked, which is compared with the texts of other conversations."""
 
 
 def masked_user_text(scenario: Scenario) -> str:
@@ -37,7 +27,7 @@ class Filter(Protocol):
 
     name: str
 
-    def reject(self, incoming: IncomingConversation) -> str | None:
+    def reject(self, conversation: Scenario) -> str | None:
         """Return the reason of a rejection, or None. Rejections are counted by the part before the colon."""
         ...
 
@@ -47,9 +37,9 @@ class SchemaFilter:
 
     name = "schema"
 
-    def reject(self, incoming: IncomingConversation) -> str | None:
+    def reject(self, conversation: Scenario) -> str | None:
         """Name the kind of error, without the text that has it."""
-        row = try_call(lambda: scenario_row(incoming.scenario))
+        row = try_call(lambda: scenario_row(conversation))
         return reason_from_error(row).kind if isinstance(row, Exception) else None
 
 
@@ -61,9 +51,9 @@ class RequiredFieldsFilter:
     def __init__(self, fields: Iterable[str]) -> None:
         self._fields = tuple(fields)
 
-    def reject(self, incoming: IncomingConversation) -> str | None:
+    def reject(self, conversation: Scenario) -> str | None:
         """Name the first empty field."""
-        fields = incoming.scenario.model_dump(exclude_defaults=True)
+        fields = conversation.model_dump(exclude_defaults=True)
         missing = [name for name in self._fields if not fields.get(name)]
         return f"no {missing[0]}" if missing else None
 
@@ -76,9 +66,9 @@ class LicenceFilter:
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
 
-    def reject(self, incoming: IncomingConversation) -> str | None:
+    def reject(self, conversation: Scenario) -> str | None:
         """Name the licence."""
-        licence = incoming.scenario.metadata.licence
+        licence = conversation.metadata.licence
         if not licence:
             return "no licence"
         return None if licence in self._allowed else f"licence not allowed: {licence}"
@@ -92,9 +82,9 @@ class ConsentFilter:
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
 
-    def reject(self, incoming: IncomingConversation) -> str | None:
+    def reject(self, conversation: Scenario) -> str | None:
         """Name the consent. A missing consent is never enough."""
-        consent = incoming.scenario.metadata.consent
+        consent = conversation.metadata.consent
         if not consent:
             return "no consent"
         return None if consent in self._allowed else f"consent not allowed: {consent}"

@@ -18,7 +18,7 @@ Reasoning is not part of a reference reply. A turn of weight 0 is not a referenc
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from pydantic_core import from_json
 
 from grpo.config.chats import LoggedUsers
 from grpo.data_errors import excerpt
-from grpo.messages import Role, split_reasoning
+from grpo.messages import Message, ToolCall, split_reasoning
 from grpo.scenarios.readers.messages.speaker_turns import merge_speaker_turns, user_turns_and_replies
 from grpo.scenarios.tool_schemas import infer_tool_schemas
 
@@ -36,22 +36,18 @@ _SHOWN = 80  # characters of a value in a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedCall:
-    """Tool call of a log."""
+class LoggedCall(ToolCall):
+    """Tool call of a log in a foreign format."""
 
-    name: str
-    arguments: Mapping[str, Any]
     id: str | None = None
     """Name by which its result refers to it. None if the format has results in the order of calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedMessage:
-    """Message of a log. Developer messages are system messages."""
+class LoggedMessage(Message):
+    """Message of a log in a foreign format. Developer messages are system messages."""
 
-    role: Role
-    content: str
-    calls: tuple[LoggedCall, ...] = ()
+    tool_calls: tuple[LoggedCall, ...] = ()
     answers: str | None = None
     """Id of the call that a tool's message is the result of."""
     name: str | None = field(default=None, compare=False)
@@ -93,40 +89,63 @@ class LoggedChat:
 def chat_fields(chat: LoggedChat, *, users: LoggedUsers) -> dict[str, Any]:
     """Fields of a scenario: its user, context, tools, recorded calls and reference replies.
 
-    If a tool was called but not declared, its schema is inferred from its calls. Raises `ValueError` if the chat has no
-    user turn or over 2,000 messages, a call without a result or a result without a call, a system message after the
-    beginning, or two speakers of one role.
+    Raises `ValueError` like `conversation_fields`, and if two speakers share a role.
     """
-    if len(chat.messages) > MAX_MESSAGES:
-        raise ValueError(f"over-long chat: {len(chat.messages)} messages, at most {MAX_MESSAGES}")
-    _refuse_late_instructions(chat.messages)
+    _check_size(chat.messages)
     _refuse_several_speakers(chat.messages)
-    spoken = [message for message in chat.messages if message.role in ("user", "assistant")]
-    lines = [(message.role, _answer(message)) for message in spoken]
-    user = user_fields(lines, users=users)
-    messages, expected = _split_expected_call(chat, user_turns=len(user_turns_and_replies(lines, "user")[0]))
-    recorded = record_calls(messages)
-    declared = {tool["name"] for tool in chat.tools}
-    calls = [(call["name"], call["arguments"]) for call in (*recorded, *expected) if call["name"] not in declared]
-    tools = [*chat.tools, *infer_tool_schemas(calls)]
-    learned = [(role, text if message.weight else "") for message, (role, text) in zip(spoken, lines, strict=True)]
+    messages, expected = _split_expected_call(chat)
+    fields = conversation_fields(messages, chat.tools, users=users, expected=expected)
+    weights = [message.weight for message in chat.messages if message.role in ("user", "assistant")]
+    learned = [(role, text if weight else "") for weight, (role, text) in zip(weights, _lines(messages), strict=True)]
     replies = [reply for reply in (*user_turns_and_replies(learned, "user")[1], *chat.references) if reply.strip()]
+    return {**fields, "expected": {"responses": replies, **({"calls": expected} if expected else {})}}
+
+
+def conversation_fields(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    users: LoggedUsers,
+    expected: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Fields of a scenario that a conversation determines by itself: user, context, tools and recorded calls.
+
+    If a tool was called but not declared, its schema is inferred from its calls and the `expected` ones. Raises
+    `ValueError` if the conversation has no user turn or over 2,000 messages, a call without a result or a result
+    without a call, or a system message after the beginning.
+    """
+    _check_size(messages)
+    _refuse_late_instructions(messages)
+    lines = _lines(messages)
+    user = user_fields(lines, users=users)
+    recorded = record_calls(messages)
+    declared = {tool["name"] for tool in tools}
+    calls = [(call["name"], call["arguments"]) for call in (*recorded, *expected) if call["name"] not in declared]
+    all_tools = [*tools, *infer_tool_schemas(calls)]
     return {
         **user,
-        "domain": "tool_use" if tools else "general",
-        "context": _context(chat.messages, lines),
-        "tools": tools,
+        "domain": "tool_use" if all_tools else "general",
+        "context": _context(messages, lines),
+        "tools": all_tools,
         "world": {"recorded": recorded} if recorded else {},
-        "expected": {"responses": replies, **({"calls": expected} if expected else {})},
     }
 
 
-def _answer(message: LoggedMessage) -> str:
-    """Text of a message. The agent's reasoning is left out."""
-    return split_reasoning(message.content)[1] if message.role == "assistant" else message.content
+def _check_size(messages: Sequence[Message]) -> None:
+    if len(messages) > MAX_MESSAGES:
+        raise ValueError(f"over-long chat: {len(messages)} messages, at most {MAX_MESSAGES}")
 
 
-def _refuse_late_instructions(messages: Sequence[LoggedMessage]) -> None:
+def _lines(messages: Iterable[Message]) -> list[tuple[str, str]]:
+    """Speaker and text of the messages of the user and the agent. The agent's reasoning is left out."""
+    return [
+        (message.role, message.content if message.role == "user" else split_reasoning(message.content)[1])
+        for message in messages
+        if message.role in ("user", "assistant")
+    ]
+
+
+def _refuse_late_instructions(messages: Sequence[Message]) -> None:
     began = False
     for number, message in enumerate(messages):
         if began and message.role == "system" and message.content.strip():
@@ -147,14 +166,14 @@ def _refuse_several_speakers(messages: Sequence[LoggedMessage]) -> None:
             raise ValueError(f"several speakers of one role: {role} {shown}. A scenario has one user and one agent")
 
 
-def _split_expected_call(chat: LoggedChat, *, user_turns: int) -> tuple[Sequence[LoggedMessage], list[dict[str, Any]]]:
+def _split_expected_call(chat: LoggedChat) -> tuple[Sequence[LoggedMessage], list[dict[str, Any]]]:
     """Messages without the calls at the end that are to be learned, and these calls."""
-    last = chat.messages[-1]
-    if not chat.ends_with_expected_call or not last.calls:
+    if not chat.ends_with_expected_call or not chat.messages or not chat.messages[-1].tool_calls:
         return chat.messages, []
-    turn = max(0, user_turns - 1)
-    calls = [{"name": call.name, "arguments": dict(call.arguments), "turn": turn} for call in last.calls]
-    return (*chat.messages[:-1], replace(last, calls=())), calls if last.weight else []
+    last = chat.messages[-1]
+    turn = max(0, len(user_turns_and_replies(_lines(chat.messages), "user")[0]) - 1)
+    calls = [{"name": call.name, "arguments": dict(call.arguments), "turn": turn} for call in last.tool_calls]
+    return (*chat.messages[:-1], replace(last, tool_calls=())), calls if last.weight else []
 
 
 def user_fields(lines: Sequence[tuple[str, str]], *, users: LoggedUsers) -> dict[str, Any]:
@@ -173,40 +192,40 @@ def user_fields(lines: Sequence[tuple[str, str]], *, users: LoggedUsers) -> dict
     return {"goal": "\n".join([f"Reason: {opening}", *([f"Known: {' '.join(later)}"] if later else [])])}
 
 
-def order_results(messages: Sequence[LoggedMessage]) -> list[int]:
+def order_results(messages: Sequence[Message]) -> list[int]:
     """Positions of the messages, with the results of each turn in the order of its calls.
 
     Raises `ValueError` if a result does not belong to a call of its turn.
     """
     keys: list[tuple[int, int]] = []
-    pending: list[tuple[LoggedCall, int]] = []
+    pending: list[tuple[ToolCall, int]] = []
     turn = 0
     for number, message in enumerate(messages):
         if message.role == "tool":
             keys.append((turn, pending.pop(_answered(pending, message, number))[1]))
         else:
-            turn, pending = number, [(call, place) for place, call in enumerate(message.calls)]
+            turn, pending = number, [(call, place) for place, call in enumerate(message.tool_calls)]
             keys.append((turn, -1))
     return sorted(range(len(keys)), key=keys.__getitem__)
 
 
-def record_calls(messages: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
+def record_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Calls in order, as `{"name", "arguments", "turn", "result"}`. If a result is JSON, its value is taken.
 
     Raises `ValueError` if the result of a call does not follow before the next message of the user or the agent, or if
     a result belongs to no pending call.
     """
     recorded: list[dict[str, Any]] = []
-    pending: list[tuple[LoggedCall, dict[str, Any]]] = []
+    pending: list[tuple[ToolCall, dict[str, Any]]] = []
     turn, speaker = -1, ""
     for number, message in enumerate(messages):
         if message.role in ("user", "assistant"):
             _refuse_unanswered(pending)
             turn += message.role == "user" and speaker != "user"
             speaker = message.role
-        if len(message.calls) > MAX_MESSAGES:
-            raise ValueError(f"too many calls: {len(message.calls)} in message {number}, at most {MAX_MESSAGES}")
-        for call in message.calls:
+        if len(message.tool_calls) > MAX_MESSAGES:
+            raise ValueError(f"too many calls: {len(message.tool_calls)} in message {number}, at most {MAX_MESSAGES}")
+        for call in message.tool_calls:
             entry = {"name": call.name, "arguments": dict(call.arguments), "turn": max(0, turn)}
             recorded.append(entry)
             pending.append((call, entry))
@@ -217,27 +236,36 @@ def record_calls(messages: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
     return recorded
 
 
-def _answered(pending: Sequence[tuple[LoggedCall, Any]], message: LoggedMessage, number: int) -> int:
+def _answered(pending: Sequence[tuple[ToolCall, Any]], message: Message, number: int) -> int:
     """Index of the call that a result answers: the call with its id, or the first one if the result names no id."""
+    answers = message.answers if isinstance(message, LoggedMessage) else None
     for index, (call, _) in enumerate(pending):
-        if message.answers is None or call.id == message.answers:
+        if answers is None or _id(call) == answers:
             return index
-    name = "without a call" if message.answers is None else f"for id {excerpt(message.answers, _SHOWN)}"
-    waiting = ", ".join(excerpt(call.id or call.name, _SHOWN) for call, _ in pending[:3]) or "none"
+    name = "without a call" if answers is None else f"for id {excerpt(answers, _SHOWN)}"
+    waiting = ", ".join(excerpt(_id(call) or call.name, _SHOWN) for call, _ in pending[:3]) or "none"
     raise ValueError(f"orphaned tool result: message {number}, {name}. Calls that wait for one: {waiting}")
 
 
-def _refuse_unanswered(pending: Sequence[tuple[LoggedCall, Any]]) -> None:
+def _id(call: ToolCall) -> str | None:
+    """Id of a call. None in our own messages, in which the results are in the order of the calls."""
+    return call.id if isinstance(call, LoggedCall) else None
+
+
+def _refuse_unanswered(pending: Sequence[tuple[ToolCall, Any]]) -> None:
     if pending:
-        call = pending[0][0]
-        name = call.name if call.id is None else f"{call.name}, id {call.id}"
+        call, id = pending[0][0], _id(pending[0][0])
+        name = call.name if id is None else f"{call.name}, id {id}"
         raise ValueError(f"unanswered tool call: {excerpt(name, _SHOWN)} has no result before the next message")
 
 
-def _context(messages: Sequence[LoggedMessage], lines: Sequence[tuple[str, str]]) -> str:
-    """Text of the system messages, and the agent's greeting."""
-    system = [message for message in messages if message.role == "system"]
-    parts = [f"{message.name}: {message.content}" if message.name else message.content for message in system]
+def _context(messages: Sequence[Message], lines: Sequence[tuple[str, str]]) -> str:
+    """Text of the system messages, with their speakers if these have names, and the agent's greeting."""
+    parts = []
+    for message in messages:
+        if message.role == "system":
+            name = message.name if isinstance(message, LoggedMessage) else None
+            parts.append(f"{name}: {message.content}" if name else message.content)
     turns = merge_speaker_turns(lines)
     if turns and turns[0][0] == "assistant" and turns[0][1].strip():
         parts.append(f"You opened the conversation: {turns[0][1]}")

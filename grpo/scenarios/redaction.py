@@ -41,12 +41,18 @@ _ATTEMPTS = 100
 """Draws of a pseudonym before a name gets a number."""
 
 
-class Redacted:
-    """Redacted scenario. `counts` has the number of its distinct values of personal data by kind.
+def redact(scenario: Scenario) -> tuple[Scenario, Counter[PIIKind]]:
+    """Redact a scenario. Returns it with the number of its distinct values of personal data by kind.
 
     Raises `ValidationError` if the result is invalid, e.g. too long, because a placeholder may be longer than the value
     that it replaces.
     """
+    redaction = _Redaction(scenario)
+    return redaction.apply(scenario), redaction.counts
+
+
+class _Redaction:
+    """Personal data of a scenario, and the substitutes for it."""
 
     def __init__(self, scenario: Scenario) -> None:
         expected = scenario.expected
@@ -67,7 +73,6 @@ class Redacted:
             self._substitutes[value] = substitute
             self._used.add(substitute)
         self.counts = Counter(kinds.values())
-        self.scenario = self._apply(scenario) if kinds else scenario
 
     def _find(self) -> dict[str, PIIKind]:
         """Values in their comparable form with their kinds. Names are split into words."""
@@ -103,7 +108,11 @@ class Redacted:
         digits = itertools.cycle(seed)
         return "".join(str(1 + next(digits) % 9) if letter.isdigit() else letter for letter in value)
 
-    def _apply(self, scenario: Scenario) -> Scenario:
+    def apply(self, scenario: Scenario) -> Scenario:
+        """The scenario with the substitutes."""
+        if not self._kinds:
+            return scenario
+
         def text(value: str) -> str:
             parts, end = [], 0
             for start, stop, known in self._values.find(value):
@@ -159,12 +168,12 @@ class Redacted:
 def redact_messages(name: str, messages: Sequence[Message]) -> list[Message]:
     """Redact messages with the pseudonyms of one scenario, so that values in calls keep their form.
 
-    Raises `ValidationError` like `Redacted`.
+    Raises `ValidationError` like `redact`.
     """
     calls = [{"name": call.name, "arguments": dict(call.arguments)} for part in messages for call in part.tool_calls]
     texts = tuple(message.content for message in messages)
     scenario = Scenario(id=name, goal="-", expected=Expected(responses=texts, calls=tuple(calls)))
-    expected = Redacted(scenario).scenario.expected
+    expected = redact(scenario)[0].expected
     remaining = iter(expected.calls)
     redacted = []
     for message, text in zip(messages, expected.responses, strict=True):

@@ -98,7 +98,7 @@ def test_the_program_with_openais_client_talks_twice_and_rates(desk: ChatServer)
     _run(desk, sys.executable, "-c", program)
     first, second = (turn for turn in desk.turns() if turn.id not in before)
     assert second.parent == first.id
-    records = [entry.record for entry in ServedLog(desk.folder / "log").read()]
+    records = list(ServedLog(desk.folder / "log").read())
     (feedback,) = (record for record in records if isinstance(record, Feedback))
     assert (feedback.conversation_id, feedback.turn_id) == (first.conversation_id, second.id)
     assert (feedback.rating, feedback.comment) == (1, "quick")

@@ -62,7 +62,7 @@ def feedback_of(log: Path, *, count: int) -> list[Feedback]:
     """Feedback in a log, once there is so much of it: the page has said of an earlier one that it is recorded."""
 
     def feedback() -> list[Feedback]:
-        records = [entry.record for entry in ServedLog(log).read()]
+        records = list(ServedLog(log).read())
         return [record for record in records if isinstance(record, Feedback)]
 
     waiting.until(f"{count} records of feedback", lambda: len(feedback()) >= count, patience_s=240)

@@ -177,8 +177,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, chat_server(Path(folder)) as server:
         places = simulate(server, users=users, seed=SEED, turns=4, temperature=temperature)
         joined = server.service.counts.joined
-        entries = ServedLog(Path(folder) / "log").read()
-        check = check_served(entries, lambda _: load_weights(str(CLERK)), model="clerk", turns=users, seed=SEED)
+        records = ServedLog(Path(folder) / "log").read()
+        check = check_served(records, lambda _: load_weights(str(CLERK)), model="clerk", turns=users, seed=SEED)
     text, counts = table(places).markdown(), total(places)
     sys.stdout.write(f"{text}\n{dict(joined)}\n{check}\n")
     if arguments.users is None and arguments.temperature is None:

@@ -265,8 +265,7 @@ class Verdict:
 def judge(log: Path, chats: Sequence[Chat]) -> Verdict:
     """Read the log, after compaction, and compare it with what the chats were given."""
     compact(log)
-    entries = list(ServedLog(log).read())
-    records = [entry.record for entry in entries]
+    records = list(ServedLog(log).read())
     turns = {record.id: record for record in records if isinstance(record, ServedTurn) and record.status == "answered"}
     second = wrong = missing = 0
     for chat in chats:
@@ -281,7 +280,7 @@ def judge(log: Path, chats: Sequence[Chat]) -> Verdict:
             seen = ids[: len(ids) - len(turn.token_ids) + read]
             wrong += turn.turns[-1].message.content.split()[1] != checksum(seen)
     given = {name for chat in chats for name in chat.turns}
-    chains = {tuple(turn.id for turn in conversation.turns) for conversation in join(entries).conversations}
+    chains = {tuple(turn.id for turn in conversation.turns) for conversation in join(records).conversations}
     return Verdict(
         answered=len(given),
         second=second,

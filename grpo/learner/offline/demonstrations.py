@@ -166,12 +166,12 @@ def _to_message(logged: LoggedMessage, number: int) -> Message:
         raise DataError(
             f"message {number} has weight 0, and the loss is on all turns of the agent. Leave the conversation out"
         )
-    if logged.role == "assistant" and not logged.content.strip() and not logged.calls:
+    if logged.role == "assistant" and not logged.content.strip() and not logged.tool_calls:
         raise DataError(f"message {number} of the assistant is empty. Leave the conversation out")
     return Message(
         role=logged.role,
         content=logged.content,
-        tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.calls),
+        tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.tool_calls),
         reasoning=logged.reasoning,
     )
 

@@ -207,7 +207,7 @@ def _logged_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     messages = openai_messages(with_reply(request.get("messages"), replies), settings)
     _check_count(messages)
     parsed = (*_system(request, settings), *parse_messages(messages))
-    if replies and parsed[-1].calls:
+    if replies and parsed[-1].tool_calls:
         ignored.append("choice.message: a call that the log ends with, as it does not show that it is right")
         parsed = parsed[:-1]
     tools = request.get("tools") if request.get("tools") is not None else request.get("functions")

@@ -218,10 +218,11 @@ def _joined(messages: Iterable[LoggedMessage]) -> tuple[LoggedMessage, ...]:
     """Messages in which calls that follow each other are of one message, because the agent made them in one step."""
     joined: list[LoggedMessage] = []
     for message in messages:
-        if message.calls and joined and joined[-1].calls:
+        if message.tool_calls and joined and joined[-1].tool_calls:
             last = joined.pop()
             texts = [text for text in (last.content, message.content) if text]
-            message = replace(message, content="\n".join(texts), calls=(*last.calls, *message.calls))
+            calls = (*last.tool_calls, *message.tool_calls)
+            message = replace(message, content="\n".join(texts), tool_calls=calls)
         joined.append(message)
     return tuple(joined)
 

@@ -163,7 +163,7 @@ def _messages(column: str, value: Any) -> list[Message]:
         logged = parse_messages(openai_messages([value] if isinstance(value, Mapping) else value, _NAMES))
     except ValueError as error:
         raise ValueError(f"column {column} holds no messages: {error}") from error
-    if any(message.calls or message.role == "tool" for message in logged):
+    if any(message.tool_calls or message.role == "tool" for message in logged):
         raise ValueError(f"tool calls in a pair: column {column} has some, and a pair is of texts")
     return [Message(role=message.role, content=message.content) for message in logged]
 

@@ -14,13 +14,14 @@ from grpo.data_errors import problem_text, try_call
 from grpo.log.corrections import corrections
 from grpo.log.folder import ServedLog
 from grpo.log.join import Joined, ServedConversation, join, scenario_id
-from grpo.messages import Message
-from grpo.scenario import Expected
-from grpo.scenarios.logged_chat import LoggedCall, LoggedChat, LoggedMessage, chat_fields
+from grpo.scenario import Expected, Scenario
+from grpo.scenarios.logged_chat import conversation_fields
+from grpo.scenarios.quarantine import QuarantineReason, reason_from_error, reason_from_problem
 from grpo.scenarios.records import SourceRecord
 
 SOURCE = "served"
 """`metadata.source` of these scenarios."""
+_NO_CONVERSATION = "not a conversation"
 ServedT = TypeVar("ServedT", bound=ServedLogSettings)
 
 
@@ -43,24 +44,29 @@ def served_snapshot(source: ServedT) -> ServedT:
 
 
 def served_records(joined: Joined, source: ServedSource) -> Iterator[SourceRecord]:
-    """Records of a log, one per conversation, then the lines that are not records of the log.
+    """Records of a log, one per conversation, then the lines that are not records of the log."""
+    for number, conversation in enumerate(joined.conversations, start=1):
+        data = try_call(partial(_fields, conversation, source.users))
+        problem = problem_text(data, _NO_CONVERSATION) if isinstance(data, Exception) else None
+        fields = None if isinstance(data, Exception) else data
+        yield SourceRecord(source=served_place(source), line=number, data=fields, problem=problem)
+    folder = local_path(source.path)
+    for entry in joined.problems:
+        yield SourceRecord(source=str(folder / entry.place), line=entry.line, data=None, problem=entry.problem)
+
+
+def served_scenario(conversation: ServedConversation, users: LoggedUsers) -> Scenario | QuarantineReason:
+    """Scenario of a conversation, or the reason why it is not a scenario.
 
     The policy's replies are not references, but the text of a corrected reply is one, unless feedback gave others. Tool
-    calls and their results become a replay, unless feedback gave the
-    conversation's records. A call at the end is left out, because the client did not answer it.
+    calls and their results become a replay, unless feedback gave the conversation's records. A call at the end is left
+    out, because the client did not answer it.
     """
-    for number, conversation in enumerate(joined.conversations, start=1):
-        yield served_record(conversation, source, number)
-    for entry in joined.problems:
-        yield SourceRecord(source=entry.source, line=entry.line, data=None, problem=entry.problem)
-
-
-def served_record(conversation: ServedConversation, source: ServedSource, number: int = 0) -> SourceRecord:
-    """Record of a conversation. `number` is its number in the log."""
-    data = try_call(partial(_fields, conversation, source.users))
-    fault = problem_text(data, "not a conversation") if isinstance(data, Exception) else None
-    fields = None if isinstance(data, Exception) else data
-    return SourceRecord(source=served_place(source), line=number, data=fields, problem=fault)
+    fields = try_call(partial(_fields, conversation, users))
+    if isinstance(fields, Exception):
+        return reason_from_problem(problem_text(fields, _NO_CONVERSATION))
+    scenario = try_call(lambda: Scenario.model_validate(fields))
+    return reason_from_error(scenario) if isinstance(scenario, Exception) else scenario
 
 
 def served_place(source: ServedSource) -> str:
@@ -72,11 +78,10 @@ def _fields(conversation: ServedConversation, users: LoggedUsers) -> dict[str, A
     messages, judgement = conversation.messages, conversation.judgement
     if messages[-1].tool_calls:
         messages = messages[:-1]
-    chat = LoggedChat(messages=tuple(map(_message, messages)), tools=conversation.tools)
     return {
         "id": scenario_id(conversation.id),
         "topic": conversation.category,
-        **chat_fields(chat, users=users),
+        **conversation_fields(messages, conversation.tools, users=users),
         "domain": conversation.domain,
         **({"world": dict(judgement.world)} if judgement.world else {}),
         "expected": _expected(conversation).model_dump(),
@@ -94,8 +99,3 @@ def _expected(conversation: ServedConversation) -> Expected:
     expected = conversation.judgement.expected or Expected()
     corrected = tuple(filter(None, (correction.corrected.content for correction in corrections([conversation]))))
     return expected if expected.responses else expected.model_copy(update={"responses": corrected})
-
-
-def _message(message: Message) -> LoggedMessage:
-    calls = tuple(LoggedCall(name=call.name, arguments=call.arguments) for call in message.tool_calls)
-    return LoggedMessage(role=message.role, content=message.content, calls=calls)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo.log.folder import SEGMENTS, ServedEntry
+from grpo.log.folder import SEGMENTS
 from grpo.log.lines import encode
 from grpo.log.records import Feedback, Record, ServedTurn
 from grpo.log.segments import Segment, make_folder
@@ -56,11 +56,6 @@ def feedback(name: str, minutes: int = 60, **changes: Any) -> Feedback:
         changes["correction"] = Message(role="assistant", content=text)
     time, scopes = NOON + timedelta(minutes=minutes), ("feedback", "outcomes")
     return replace(Feedback(id=name, time=time, conversation_id="c", scopes=scopes), **changes)
-
-
-def entries(*records: Record) -> list[ServedEntry]:
-    """Entries of a log with these records."""
-    return [ServedEntry(source="log", line=line, record=record) for line, record in enumerate(records, start=1)]
 
 
 def write_segment(folder: Path, *records: Record, damage: bytes = b"") -> None:

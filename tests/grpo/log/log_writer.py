@@ -24,9 +24,9 @@ from tests.grpo.log.fixtures import turn
 def last_turns(folder: Path) -> dict[str, int]:
     """Number of the last turn of each conversation in the log."""
     last: dict[str, int] = {}
-    for entry in ServedLog(folder).read():
-        if isinstance(entry.record, ServedTurn):
-            conversation, _, number = entry.record.id.rpartition("-")
+    for record in ServedLog(folder).read():
+        if isinstance(record, ServedTurn):
+            conversation, _, number = record.id.rpartition("-")
             last[conversation] = max(last.get(conversation, 0), int(number))
     return last
 

@@ -18,7 +18,7 @@ import pytest
 
 from grpo.errors import ConfigError, DataError, StorageError
 from grpo.log.compaction import ErasedRecords, compact, erase_records, expire
-from grpo.log.folder import ERASURES, SEGMENTS, ServedLog
+from grpo.log.folder import ERASURES, SEGMENTS, Problem, ServedLog
 from grpo.log.join import join
 from grpo.log.lines import encode
 from grpo.log.records import Record
@@ -43,11 +43,11 @@ def write(folder: Path, *records: Record) -> None:
 
 
 def read(folder: Path, snapshot: tuple[str, ...] | None = None) -> list[Record]:
-    return [entry.record for entry in ServedLog(folder).read(snapshot) if entry.record is not None]
+    return [item for item in ServedLog(folder).read(snapshot) if not isinstance(item, Problem)]
 
 
 def problems(folder: Path) -> list[str]:
-    return [entry.problem for entry in ServedLog(folder).read() if entry.problem is not None]
+    return [item.problem for item in ServedLog(folder).read() if isinstance(item, Problem)]
 
 
 def test_compacted_records_are_the_same(tmp_path: Path):
@@ -312,8 +312,8 @@ def test_a_damaged_table_is_one_problem_and_the_others_are_read(tmp_path: Path):
     pq.write_table(pa.Table.from_pylist([{**rows[0], "status": "asleep"}], TURNS), third)
     assert read(tmp_path) == [turn("d")]
     faults = problems(tmp_path)
-    damaged = next(entry for entry in ServedLog(tmp_path).read() if entry.record is None)
-    assert (damaged.source, damaged.line) == (str(first), 1)
+    damaged = next(item for item in ServedLog(tmp_path).read() if isinstance(item, Problem))
+    assert (damaged.place, damaged.line) == (first.relative_to(tmp_path).as_posix(), 1)
     assert faults[0].startswith(f"damaged file: {first} is not a readable Parquet file")
     assert faults[1].startswith(f"damaged file: {second} has serving log version 9, but this release reads 2")
     assert faults[2].startswith("not a record: turn c: status 'asleep' is unknown")

@@ -192,7 +192,7 @@ def test_what_was_erased_is_not_appended_again(tmp_path: Path):
     again = [conversation("a"), conversation("b", user="ann"), conversation("d", user="ann", time=NOON)]
     assert grpo.log.append(tmp_path, again) == [None, None, None]
     assert len(append(tmp_path, conversation("e", user="ann", time=datetime.now(UTC)))) == 1
-    records = [entry.record for entry in ServedLog(tmp_path).read()]
+    records = list(ServedLog(tmp_path).read())
     assert all(isinstance(record, ServedTurn | Feedback) for record in records)
     assert joined(tmp_path).counts.conversations == 2
 

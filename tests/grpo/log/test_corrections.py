@@ -5,11 +5,11 @@ from grpo.log.join import join
 from grpo.log.records import Record
 from grpo.messages import Message, ToolCall
 from grpo.trajectories import Turn
-from tests.grpo.log.fixtures import entries, feedback, turn
+from tests.grpo.log.fixtures import feedback, turn
 
 
 def collect(*records: Record) -> list[Correction]:
-    return list(corrections(join(entries(*records)).conversations))
+    return list(corrections(join(records).conversations))
 
 
 def test_a_correction_has_the_messages_before_its_reply():

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from grpo.errors import DataError
-from grpo.log.folder import ServedEntry
+from grpo.log.folder import Problem
 from grpo.log.join import Joined, join
 from grpo.log.records import Record
 from grpo.scenario import Expected
-from tests.grpo.log.fixtures import NOON, entries, feedback, turn
+from tests.grpo.log.fixtures import NOON, feedback, turn
 
 
 def chains(*records: Record) -> dict[str, str]:
     """Turns of each joined conversation."""
-    joined = join(entries(*records)).conversations
+    joined = join(records).conversations
     return {conversation.id: "".join(item.id for item in conversation.turns) for conversation in joined}
 
 
@@ -32,7 +32,7 @@ def test_a_fork_is_two_conversations():
     before = (turn("a"), turn("b", "a"), turn("c", "b"))
     assert chains(*before) == {"c": "abc"}
     assert chains(*before, turn("d", "a"), turn("e", "d")) == {"c": "abc", "c~d": "ade"}
-    assert join(entries(*before, turn("d", "a"))).counts.forks == 1
+    assert join([*before, turn("d", "a")]).counts.forks == 1
 
 
 def test_of_several_choices_the_continued_one_joins_else_choice_0():
@@ -41,14 +41,14 @@ def test_of_several_choices_the_continued_one_joins_else_choice_0():
     assert chains(turn("a"), *both) == {"c": "ac"}
     assert chains(turn("a"), *both, turn("d", "b")) == {"c": "abd"}
     assert chains(turn("a"), *both, turn("d", "b"), turn("e", "c")) == {"c": "abd", "c~c": "ace"}
-    assert join(entries(turn("a"), *both)).counts.unjoined == {"choice that was not continued": 1}
+    assert join([turn("a"), *both]).counts.unjoined == {"choice that was not continued": 1}
 
 
 def test_a_conversation_ends_with_its_last_answered_turn():
     """An aborted turn and a failed one are counted; the client asked again after the first."""
     aborted = replace(turn("b", "a"), status="aborted", reason="disconnected")
     failed = replace(turn("d", "c"), status="failed", reason="overloaded")
-    joined = join(entries(turn("a"), aborted, turn("c", "a"), failed))
+    joined = join([turn("a"), aborted, turn("c", "a"), failed])
     assert chains(turn("a"), aborted, turn("c", "a"), failed) == {"c": "ac"}
     counts = joined.counts
     assert (counts.turns, counts.answered, counts.aborted, counts.failed) == (4, 2, 1, 1)
@@ -66,12 +66,12 @@ def test_a_conversation_ends_with_its_last_answered_turn():
 )
 def test_answered_turns_without_a_conversation_are_counted_by_reason(records: list[Record], reasons: dict[str, int]):
     """Retention removed the first day, a client invented an id, or a record was changed."""
-    counts = join(entries(*records)).counts
+    counts = join(records).counts
     assert counts.unjoined == reasons
 
 
 def judged(*records: Record) -> Any:
-    [conversation] = join(entries(turn("a"), turn("b", "a"), *records)).conversations
+    [conversation] = join([turn("a"), turn("b", "a"), *records]).conversations
     return conversation
 
 
@@ -115,7 +115,7 @@ def test_feedback_that_cannot_be_joined_is_quarantined_with_its_reason(record: R
     other = replace(turn("d"), conversation_id="d")
     failed = replace(turn("e", "a"), status="failed", reason="overloaded")
     alone = replace(turn("f"), conversation_id="e", status="failed", reason="overloaded")
-    joined = join(entries(turn("a"), other, failed, alone, record))
+    joined = join([turn("a"), other, failed, alone, record])
     assert [(item.feedback, item.reason) for item in joined.quarantined] == [(record, reason)]
     assert joined.counts.quarantined_feedback == {reason: 1}
     assert joined.counts.joined_feedback == 0
@@ -124,7 +124,7 @@ def test_feedback_that_cannot_be_joined_is_quarantined_with_its_reason(record: R
 def test_an_outcome_without_the_scope_is_dropped_and_the_rest_of_its_feedback_is_used():
     """As in a log that was written before records had scopes; the count says how many lost their outcome."""
     old = feedback("f", scopes=(), rating=0.5, comment="slow", success=True, world={"orders": {}})
-    joined = join(entries(turn("a"), old))
+    joined = join([turn("a"), old])
     judgement = joined.conversations[0].judgement
     assert (judgement.rating, judgement.comment, judgement.success, judgement.world) == (0.5, "slow", None, None)
     assert (joined.counts.joined_feedback, joined.counts.dropped_outcomes, joined.quarantined) == (1, 1, ())
@@ -133,7 +133,7 @@ def test_an_outcome_without_the_scope_is_dropped_and_the_rest_of_its_feedback_is
 def test_an_admin_may_judge_the_conversation_of_another_key():
     """The record says that it was one when the feedback was accepted."""
     judged = feedback("f", key="operator", scopes=("admin", "feedback", "outcomes"), success=True)
-    joined = join(entries(turn("a", key="shop"), judged))
+    joined = join([turn("a", key="shop"), judged])
     assert joined.conversations[0].reward == 1.0
 
 
@@ -157,14 +157,14 @@ def test_ten_thousand_repeated_events_in_any_order_give_the_same_conversations()
         )
         for k in range(2_000)
     ]
-    once = join(entries(*turns, *events))
+    once = join([*turns, *events])
     assert once.counts.feedback == 2_000
     assert once.counts.joined_feedback + sum(once.counts.quarantined_feedback.values()) == 2_000
     assert once.counts.quarantined_feedback["unknown conversation"] > 10
     for seed in range(3):
         repeated: list[Record] = [*turns, *events * 5]
         random.Random(seed).shuffle(repeated)
-        again = join(entries(*repeated))
+        again = join(repeated)
         assert again.conversations == once.conversations
         assert again.quarantined == once.quarantined
         assert again.counts.duplicate_feedback == 8_000
@@ -185,7 +185,7 @@ def test_a_conversation_has_its_labels_and_its_outcome():
     first = replace(turn("a"), metadata={"category": "refund", "domain": "sales"}, tools=({"name": "f"},))
     last = replace(turn("b", "a"), metadata=first.metadata, model="desk/2", tools=({"name": "g"}, {"name": "f"}))
     events = feedback("f", success=True, expected=expected, rating=0.5, world={"orders": {}})
-    [conversation] = join(entries(first, last, events)).conversations
+    [conversation] = join([first, last, events]).conversations
     assert (conversation.category, conversation.domain, conversation.model) == ("refund", "sales", "desk/2")
     judgement = conversation.judgement
     assert (conversation.reward, judgement.rating) == (1.0, 0.5)
@@ -195,21 +195,21 @@ def test_a_conversation_has_its_labels_and_its_outcome():
     ]
     assert [tool["name"] for tool in conversation.tools] == ["f", "g"]
     assert (conversation.consent, conversation.licence) == ("training", "own")
-    [without] = join(entries(first, replace(last, consent=""))).conversations
+    [without] = join([first, replace(last, consent="")]).conversations
     assert without.consent == ""
 
 
 def test_damage_is_counted_and_keeps_its_place():
     """It does not stop the join."""
-    damage = ServedEntry(source="s.log", line=3, record=None, problem="damaged record: the checksum differs")
-    joined: Joined = join([*entries(turn("a")), damage])
+    damage = Problem(place="s.log", line=3, problem="damaged record: the checksum differs")
+    joined: Joined = join([turn("a"), damage])
     assert joined.problems == (damage,)
     assert joined.counts.flat()["damaged"] == 1
 
 
 def test_all_counts_have_a_name():
     """Reasons are part of it."""
-    counts = join(entries(turn("b", "a"), feedback("f", conversation_id="x"))).counts.flat()
+    counts = join([turn("b", "a"), feedback("f", conversation_id="x")]).counts.flat()
     assert counts["turns unjoined: unknown parent"] == counts["feedback quarantined: unknown conversation"] == 1
     assert (counts["turns"], counts["conversations"]) == (1, 0)
     assert {type(count) for count in counts.values()} == {int}

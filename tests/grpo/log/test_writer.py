@@ -25,7 +25,7 @@ from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import TokenTranscript
 from grpo.errors import DataError, StorageError
 from grpo.log.compaction import compact
-from grpo.log.folder import ServedLog
+from grpo.log.folder import Problem, ServedLog
 from grpo.log.join import join
 from grpo.log.records import Record, ServedTurn
 from grpo.log.segments import Segment
@@ -53,7 +53,7 @@ WRITER = Path(__file__).with_name("log_writer.py")
 
 
 def records(folder: Path) -> list[Record]:
-    return [entry.record for entry in ServedLog(folder).read() if entry.record is not None]
+    return [item for item in ServedLog(folder).read() if not isinstance(item, Problem)]
 
 
 def run(use: Callable[[ServingLog], Coroutine[Any, Any, None]], folder: Path, **settings: Any) -> None:

@@ -16,17 +16,17 @@ from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, REJECTIONS, C
 from grpo.retraining.filters import (
     ConsentFilter,
     Filter,
-    IncomingConversation,
     LicenceFilter,
     RequiredFieldsFilter,
     SchemaFilter,
     masked_user_text,
 )
 from grpo.scenario import Origin, Scenario
+from grpo.scenarios.pii import PIIKind
 from grpo.scenarios.quarantine import ParsedRecords, parse_records, reason_from_error
 from grpo.scenarios.readers.served import join_served, served_records
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.redaction import Redacted
+from grpo.scenarios.redaction import redact
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import SCHEMA, TableWriter, scenario_row, write_scenarios
 from tests.near_duplicates import NearDuplicates
@@ -42,10 +42,10 @@ class ContaminationFilter:
         for scenario in heldout:
             self._index.add(scenario.id, masked_user_text(scenario))
 
-    def reject(self, incoming: IncomingConversation) -> str | None:
+    def reject(self, conversation: Scenario) -> str | None:
         """Name the similar held-out scenario; a held-out scenario itself passes."""
-        match = self._index.find(incoming.masked)
-        if match is None or match.name == incoming.scenario.id:
+        match = self._index.find(masked_user_text(conversation))
+        if match is None or match.name == conversation.id:
             return None
         return f"like a held-out scenario: {match.name}, similarity {match.similarity:.2f}"
 
@@ -64,13 +64,14 @@ class DuplicateFilter:
         for scenario in known:
             self._index.add(scenario.id, masked_user_text(scenario))
 
-    def reject(self, incoming: IncomingConversation) -> str | None:
+    def reject(self, conversation: Scenario) -> str | None:
         """Name the similar scenario or conversation; without one, add the conversation to the index."""
-        match = self._index.find(incoming.masked)
+        masked = masked_user_text(conversation)
+        match = self._index.find(masked)
         if match is None:
-            self._index.add(incoming.scenario.id, incoming.masked)
+            self._index.add(conversation.id, masked)
             return None
-        self.copies.setdefault(match.name, []).append(incoming.scenario.id)
+        self.copies.setdefault(match.name, []).append(conversation.id)
         kind = "duplicate of" if match.similarity == 1 else "near-duplicate of"
         return f"{kind}: {match.name}, similarity {match.similarity:.2f}"
 
@@ -105,22 +106,21 @@ def curate_whole(
             rejected[f"schema: {record.reason.kind}"] += 1
             rejected_table.add((excerpt(f"{record.source}:{record.line}"), "schema", record.reason.kind))
         for item in parsed.items:
-            raw = IncomingConversation(scenario=item, masked=masked_user_text(item))
-            clean, rejection = None, _first_rejection(before_redaction, raw)
+            clean, rejection = None, _first_rejection(before_redaction, item)
             if rejection is None:
                 clean, rejection = _redact(item)
             if clean is not None:
-                row = scenario_row(clean.scenario)
-                redacted.update(clean.counts)
-                redacted_conversations += bool(clean.counts)
+                row = scenario_row(clean[0])
+                redacted.update(clean[1])
+                redacted_conversations += bool(clean[1])
                 redacted_table.add(*row)
-                rejection = _first_rejection(after_redaction, raw)
+                rejection = _first_rejection(after_redaction, item)
             if rejection is not None:
                 name, reason = rejection
                 rejected[f"{name}: {reason.partition(':')[0]}"] += 1
                 rejected_table.add((item.id, name, reason))
             elif clean is not None:
-                accepted.append(clean.scenario)
+                accepted.append(clean[0])
     write_scenarios(folder / ACCEPTED, _with_origins(accepted, origins, duplicates.copies))
     return CurationCounts(
         records=parsed.records,
@@ -166,16 +166,16 @@ def _with_origins(
         yield item.model_copy(update={"metadata": item.metadata.model_copy(update={"origin": origin})})
 
 
-def _redact(item: Scenario) -> tuple[Redacted, None] | tuple[None, tuple[str, str]]:
+def _redact(item: Scenario) -> tuple[tuple[Scenario, Counter[PIIKind]], None] | tuple[None, tuple[str, str]]:
     """Redact a conversation; one that is not a valid scenario afterwards is rejected, without its text."""
     try:
-        return Redacted(item), None
+        return redact(item), None
     except ValidationError as error:
         return None, ("redaction", f"invalid once redacted: {reason_from_error(error).message}")
 
 
-def _first_rejection(filters: Iterable[Filter], incoming: IncomingConversation) -> tuple[str, str] | None:
+def _first_rejection(filters: Iterable[Filter], conversation: Scenario) -> tuple[str, str] | None:
     for candidate in filters:
-        if (reason := candidate.reject(incoming)) is not None:
+        if (reason := candidate.reject(conversation)) is not None:
             return candidate.name, reason
     return None

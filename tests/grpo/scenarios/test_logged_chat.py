@@ -24,7 +24,7 @@ def user(text: str) -> LoggedMessage:
 
 def agent(text: str, *calls: LoggedCall) -> LoggedMessage:
     """A turn of the agent."""
-    return LoggedMessage(role="assistant", content=text, calls=calls)
+    return LoggedMessage(role="assistant", content=text, tool_calls=calls)
 
 
 def result(text: str, answers: str | None = None) -> LoggedMessage:

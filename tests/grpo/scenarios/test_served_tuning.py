@@ -22,7 +22,7 @@ from grpo.scenarios.served_tuning import (
     write_pairs,
 )
 from grpo.trajectories import Turn
-from tests.grpo.log.fixtures import entries, feedback, turn
+from tests.grpo.log.fixtures import feedback, turn
 
 SETTINGS = CurationSettings(licences=("own",))
 CORRECTED = feedback("f", turn_id="b", correction="Please write to anna@example.org.")
@@ -33,7 +33,7 @@ def spoken(*messages: Message) -> tuple[Turn, ...]:
 
 
 def collect(*records: Record) -> Corrections:
-    return collect_corrections([join(entries(*records))], SETTINGS)
+    return collect_corrections([join(records)], SETTINGS)
 
 
 def demonstrations(corrections: Corrections) -> list[RedactedDemonstration]:
@@ -143,7 +143,7 @@ def test_the_newest_corrections_are_used():
             replace(turn(name), conversation_id=name),
             feedback(f"on {name}", conversation_id=name, correction=f"Better {name}."),
         ]
-    joined = join(entries(*records))
+    joined = join(records)
     result = collect_corrections([joined], SETTINGS, max_corrections=2)
     assert [item.pair.chosen.content for item in result.used] == ["Better b.", "Better c."]
     assert result.counts.rejected == {"older than the newest max_corrections": 1}

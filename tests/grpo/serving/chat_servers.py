@@ -86,7 +86,7 @@ class ChatServer:
 
     def turns(self) -> list[ServedTurn]:
         """Turns in the log, in the order of their arrival."""
-        records = [entry.record for entry in ServedLog(self.folder / "log").read()]
+        records = list(ServedLog(self.folder / "log").read())
         turns = [record for record in records if isinstance(record, ServedTurn)]
         return sorted(turns, key=lambda turn: (turn.time, turn.choice))
 

@@ -228,14 +228,14 @@ def test_a_refused_schema_costs_its_key_the_time_of_the_compilation(server: Chat
 def test_the_log_has_the_constraint_and_the_check_of_log_probabilities_leaves_it_out(server: ChatServer):
     """The last token, the only one that was left, has log-probability 0; the check does not compute it again."""
     reply = ask(server, response_format=schema_of(ORDER), logprobs=True)
-    entries = list(ServedLog(server.folder / "log").read())
+    records = list(ServedLog(server.folder / "log").read())
     (turn,) = [turn for turn in server.turns() if turn.conversation_id == reply.conversation_id]
     assert turn.constrained == "json_schema"
     sampled = turn.sampler_logprobs[turn.loss_mask]
     assert np.isfinite(sampled).all()
     assert sampled[-1] == 0.0
     assert reply.choices[0].logprobs.content[0].logprob == pytest.approx(float(sampled[0]))
-    claims, unchecked = read_claims([entry for entry in entries if entry.record == turn], "clerk")
+    claims, unchecked = read_claims([record for record in records if record == turn], "clerk")
     assert not claims
     assert unchecked == {"constrained: sampled from the tokens that a grammar allows": 1}
 

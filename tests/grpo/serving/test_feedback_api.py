@@ -28,7 +28,7 @@ def send(server: ChatServer, name: str, scopes: tuple[str, ...] = PLAIN, **body:
 
 
 def logged(server: ChatServer) -> list[Feedback]:
-    records = [entry.record for entry in ServedLog(server.folder / "log").read()]
+    records = list(ServedLog(server.folder / "log").read())
     return [record for record in records if isinstance(record, Feedback)]
 
 

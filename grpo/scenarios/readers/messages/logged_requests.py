@@ -102,7 +102,11 @@ def _last_reply(messages: list[Any], settings: ChatSettings) -> LoggedMessage | 
 def _repeats(message: Any, last: LoggedMessage, settings: ChatSettings) -> bool:
     """Does a response say the same as the reply that the messages end with? A text has no calls to compare."""
     reply = _last_reply([message], settings)
-    return reply is not None and reply.content.strip() == last.content.strip() and reply.calls in ((), last.calls)
+    return (
+        reply is not None
+        and reply.content.strip() == last.content.strip()
+        and reply.tool_calls in ((), last.tool_calls)
+    )
 
 
 def _under_body(value: Any) -> Any:

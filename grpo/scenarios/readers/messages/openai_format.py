@@ -79,7 +79,7 @@ def parse_message(message: Any, number: int) -> LoggedMessage:
     return LoggedMessage(
         role=_ROLES[role],
         content=_content(message, number, ignored),
-        calls=calls,
+        tool_calls=calls,
         answers=_answered(role, message, name),
         name=None if _ROLES[role] == "tool" else name,
         weight=_weight(message, number),

@@ -57,7 +57,8 @@ class CategoryGate(Settings):
     max_drop_by_category: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """`max_drop` of single categories, by name."""
     confidence: float = Field(default=0.8, gt=0.5, lt=1)
-    """One-sided confidence of a drop, because small categories vary by chance."""
+    """One-sided confidence that a category has dropped, over all categories together, because small categories vary by
+    chance."""
 
 
 class PassGate(Settings):

@@ -154,7 +154,16 @@ def _paired(metric: Metric, difference: Interval) -> str:
 
 @check.register
 def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
-    """Check the category with the smallest margin between the upper bound of its change and its allowed drop."""
+    """Check the category with the smallest margin between the upper bound of its change and its allowed drop.
+
+    Two bounds must be below their limits before a category is refused, and the larger one is the gate's number:
+
+        b₁ = upper bound of the change at `confidence`                              < -max_drop   the drop is too large
+        b₂ = upper bound of the change at 1 - (1 - confidence) / categories         < 0           it is no chance
+
+    b₂ is Bonferroni's correction. It keeps the probability that any of the categories is refused by chance, if none has
+    changed, at 1 - confidence. The number is max(b₁, b₂ - max_drop), so that both are compared with -max_drop.
+    """
     metric, strata = settings.metric or evidence.evaluation.metric, evidence.strata
     pairs = pair_episodes(evidence.champion, evidence.candidate)
     values = metric_values(pairs, metric, key=strata.category)
@@ -166,18 +175,24 @@ def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
         )
     changes = {label: np.diff(scenario_means(scenarios))[:, 0] for label, scenarios in values.items()}
     largest = 1.0 if metric == "success" else max(float(np.abs(array).max()) for array in changes.values())
+    bounds = {label: -settings.max_drop_by_category.get(label, settings.max_drop) for label in changes}
+    corrected = 1 - (1 - settings.confidence) / len(changes)
     likely = {
-        label: upper_bound(array, confidence=settings.confidence, largest=largest) for label, array in changes.items()
+        label: max(
+            upper_bound(array, confidence=settings.confidence, largest=largest),
+            upper_bound(array, confidence=corrected, largest=largest) + bounds[label],
+        )
+        for label, array in changes.items()
     }
-    bounds = {label: -settings.max_drop_by_category.get(label, settings.max_drop) for label in likely}
     worst = min(likely, key=lambda label: (likely[label] - bounds[label], label))
     return GateCheck.of(
         name,
         likely[worst],
         ">=",
         bounds[worst],
-        f"upper bound at {settings.confidence:.0%} of the change in {metric} in category {worst}, the one "
-        f"nearest to its limit: {changes[worst].mean():+.3f} over {len(changes[worst])} scenarios",
+        f"upper bound at {settings.confidence:.0%} over all {len(changes)} categories of the change in {metric} in "
+        f"category {worst}, the one nearest to its limit: {changes[worst].mean():+.3f} over {len(changes[worst])} "
+        "scenarios",
     )
 
 

@@ -155,19 +155,23 @@ def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str)
 
 
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
-    """Parse a conversation in OpenAI's format. Reasoning may be in any of the fields that `parse_messages` reads."""
     logged = parse_messages(record["messages"])
-    messages = [_to_message(message, number) for number, message in enumerate(logged)]
-    return _checked(tuple(messages[index] for index in order_results(logged)))
+    for number, message in enumerate(logged):
+        if not message.weight:
+            raise DataError(
+                f"message {number} has weight 0, and the loss is on all turns of the agent. Leave the conversation out"
+            )
+        if message.role == "assistant" and not message.content.strip() and not message.tool_calls:
+            raise DataError(f"message {number} of the assistant is empty. Leave the conversation out")
+    return _checked(to_conversation(logged))
 
 
-def _to_message(logged: LoggedMessage, number: int) -> Message:
-    if not logged.weight:
-        raise DataError(
-            f"message {number} has weight 0, and the loss is on all turns of the agent. Leave the conversation out"
-        )
-    if logged.role == "assistant" and not logged.content.strip() and not logged.tool_calls:
-        raise DataError(f"message {number} of the assistant is empty. Leave the conversation out")
+def to_conversation(logged: Sequence[LoggedMessage]) -> tuple[Message, ...]:
+    """Messages of a file in OpenAI's format, with the results of each turn in the order of its calls."""
+    return tuple(_to_message(logged[index]) for index in order_results(logged))
+
+
+def _to_message(logged: LoggedMessage) -> Message:
     return Message(
         role=logged.role,
         content=logged.content,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.agents.agent import to_message, to_messages
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
 from grpo.config.dpo import PairSettings, ServedPairs
@@ -23,12 +22,13 @@ from grpo.config.renderer import RendererSettings
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.metrics import PreferenceMetrics
-from grpo.learner.offline.demonstrations import with_agent_prompt
+from grpo.learner.offline.demonstrations import to_conversation, with_agent_prompt
 from grpo.learner.offline.read_back import check_read_back
 from grpo.learner.offline.training_lines import read_lines
 from grpo.messages import Message, Tool
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
+from grpo.scenarios.readers.messages.openai_format import parse_messages, parse_tools
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Corrections, RedactedCorrection, collect_corrections
 
@@ -86,7 +86,7 @@ def _served_pair(item: RedactedCorrection) -> WrittenPair:
 
 
 def _parse(record: Any, place: str) -> WrittenPair:
-    prompt = to_messages(record["prompt"])
+    prompt = _prompt(record["prompt"])
     chosen, rejected = (_reply(record[side], side) for side in ("chosen", "rejected"))
     if prompt[-1].role not in ("user", "tool"):
         raise DataError(
@@ -99,15 +99,25 @@ def _parse(record: Any, place: str) -> WrittenPair:
         prompt=prompt,
         chosen=chosen,
         rejected=rejected,
-        tools=None if tools is None else tuple(Tool(**tool["function"]) for tool in tools),
+        tools=None if tools is None else tuple(Tool(**tool) for tool in parse_tools(tools, [])),
         place=place,
     )
+
+
+def _prompt(messages: Any) -> tuple[Message, ...]:
+    """Messages in OpenAI's format, or the text of a user."""
+    if isinstance(messages, str):
+        return (Message(role="user", content=messages),)
+    prompt = to_conversation(parse_messages(messages))
+    if not prompt:
+        raise DataError("the conversation has no messages. Give at least one")
+    return prompt
 
 
 def _reply(messages: Any, side: str) -> Message:
     if not isinstance(messages, list) or len(messages) != 1:
         raise DataError(f"{side} must be a list of one message, the agent's reply")
-    reply = to_message(messages[0])
+    (reply,) = to_conversation(parse_messages(messages))
     if reply.role != "assistant" or not (reply.content.strip() or reply.tool_calls):
         raise DataError(f"{side} must be a reply of the assistant that is not empty")
     return reply

@@ -79,12 +79,13 @@ def test_each_of_several_steps_stays_within_the_bound(policy: TransformersPolicy
         assert learner.step(samples, whole(samples), on_policy=True)["step_kl"] <= 0.005
 
 
-def test_without_an_accepted_step_the_policy_is_unchanged(policy: TransformersPolicy):
-    """With advantage 0 the direction is absent."""
+def test_without_an_accepted_step_the_policy_is_unchanged(policy: TransformersPolicy, caplog: pytest.LogCaptureFixture):
+    """With advantage 0 no direction lowers the loss. The log names the bound."""
     samples = [replace(sample, advantages=np.zeros_like(sample.advantages)) for sample in make_samples(policy)]
     before = copy.deepcopy(policy.model.state_dict())
     metrics = _learner(policy).step(samples, whole(samples), on_policy=True)
     assert metrics["learning_rate"] == 0
+    assert "no step within KL 0.01 lowers the loss. The policy is unchanged" in caplog.text
     assert all(torch.equal(before[name], value) for name, value in policy.model.state_dict().items())
 
 

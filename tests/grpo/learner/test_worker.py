@@ -6,24 +6,28 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from traceback import FrameSummary
 
+import psutil
 import pytest
 import torch
 from torch import distributed
 
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
-from grpo.learner import worker
+from grpo.learner import worker, worker_group
 from grpo.learner.checkpoints import read_state
-from grpo.learner.distributed import ERROR, METRICS, ErrorReport, UpdateRequest
+from grpo.learner.distributed import ERROR, METRICS, ErrorReport, UpdateRequest, check_devices
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import update
 from grpo.learner.worker import main
-from grpo.learner.worker_group import WorkerFailed, idle_group, process_key, run_workers
+from grpo.learner.worker_group import WorkerFailed, WorkerGroup, idle_group, kill_tree, process_key, run_workers
 from tests.grpo.learner.conftest import BASE, DeskRollout
 from tests.places import ROOT
 from tests.processes import each, family, listening
@@ -172,6 +176,32 @@ def test_the_processes_of_an_update_take_the_next_one(desk_rollout: DeskRollout,
         idle_group.close()
 
 
+def test_processes_that_no_update_takes_are_ended_after_a_while(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """After `_IDLE_S` without an update. It is no error if they have ended by themselves at that moment."""
+
+    def kill(torchrun: psutil.Process) -> None:
+        kill_tree(torchrun)
+        raise psutil.NoSuchProcess(torchrun.pid)
+
+    closed = Event()
+
+    def close(group: WorkerGroup, end: Callable[[WorkerGroup], None] = WorkerGroup.close) -> None:
+        end(group)
+        closed.set()
+
+    monkeypatch.setattr(worker_group, "kill_tree", kill)
+    monkeypatch.setattr(worker_group, "_IDLE_S", 0.1)
+    monkeypatch.setattr(WorkerGroup, "close", close)
+    try:
+        run_workers(_request(desk_rollout, tmp_path / "x", processes=2))
+        assert closed.wait(60)
+        assert not _processes()
+    finally:
+        idle_group.close()
+
+
 @pytest.mark.parametrize(
     ("change", "shared"), [({}, True), ({"processes": 3}, False), ({"sharding": "sharded"}, False), (None, False)]
 )
@@ -205,6 +235,17 @@ def test_more_processes_than_accelerators_are_refused(
     assert str(refusal.value) == (
         "training.processes is 3, but this machine has 2 accelerators. Lower it, because each process needs one"
     )
+
+
+@pytest.mark.parametrize(("nodes", "interface", "refused"), [(2, "", True), (2, "lo", False), (1, "", False)])
+def test_nodes_need_the_name_of_their_network(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, interface: str, refused: bool
+):
+    """Otherwise their unencrypted connections could go over any."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    settings = TrainingSettings(processes=1, nodes=nodes)
+    with pytest.raises(ConfigError, match="GLOO_SOCKET_IFNAME is not set") if refused else nullcontext():
+        check_devices(settings)
 
 
 @pytest.mark.parametrize(

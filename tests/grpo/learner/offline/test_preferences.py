@@ -41,7 +41,7 @@ def written(folder: Path, *records: object) -> WrittenPairs:
         ({"rejected": "What?"}, "rejected must be a list of one message"),
         ({"prompt": [USER, GOOD]}, "its prompt ends with a message of the assistant"),
         ({"prompt": []}, "the conversation has no messages"),
-        ({"tools": [{"name": "look_up"}]}, "KeyError: 'function'"),
+        ({"tools": [{"description": "Look up."}]}, "tool without a name"),
     ],
 )
 def test_a_line_that_is_not_a_pair_is_an_error_with_its_place(tmp_path: Path, changes: dict[str, object], reason: str):
@@ -50,6 +50,23 @@ def test_a_line_that_is_not_a_pair_is_an_error_with_its_place(tmp_path: Path, ch
     with pytest.raises(DataError, match=reason) as error:
         read_pairs(written(tmp_path, pair, {**pair, **changes}))
     assert 'Write {"prompt": [' in str(error.value)
+
+
+def test_a_pair_is_in_the_format_of_openai(tmp_path: Path):
+    """Arguments are JSON, results name their calls, and the last one is answered. The place of a pair is its line."""
+    calls = [
+        {"id": f"c{order}", "type": "function", "function": {"name": "look_up", "arguments": f'{{"order": {order}}}'}}
+        for order in (7, 8)
+    ]
+    results = [{"role": "tool", "tool_call_id": f"c{order}", "content": text} for order, text in ((8, "b"), (7, "a"))]
+    prompt = [USER, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    pair = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
+    source = written(tmp_path, pair, {**pair, "prompt": prompt})
+    first, second = read_pairs(source)
+    assert [message.role for message in second.prompt] == ["user", "assistant", "tool", "tool"]
+    assert [call.arguments for call in second.prompt[1].tool_calls] == [{"order": 7}, {"order": 8}]
+    assert [message.content for message in second.prompt[2:]] == ["a", "b"]
+    assert [first.place, second.place] == [f"{source.path}, line 1", f"{source.path}, line 2"]
 
 
 def test_a_file_without_pairs_is_an_error(tmp_path: Path):

@@ -16,6 +16,7 @@ from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError, DataError, RatioError
 from grpo.learner.batch import Sample, build_batch
+from grpo.learner.engines import train_with_trl as train_with_engine
 from grpo.learner.learner import Learner
 from grpo.learner.trl import grpo_trainer
 from grpo.policy.transformers.model import TransformersPolicy, load
@@ -231,6 +232,16 @@ def test_the_steps_use_the_given_rates_and_moments(policy: TransformersPolicy, r
         assert [step["learning_rate"] for step in steps] == [RATE, RATE / 2]
         assert all(float(state["step"]) == 12 for state in optimizer.state.values())
     assert distance(fresh, warm) > RATE / 10
+
+
+def test_the_rates_of_both_engines_follow_one_schedule(policy: TransformersPolicy, rollout: Path):
+    """Linear over 4 iterations of two steps: the second iteration has 3/4 and 5/8 of the rate, and its steps are the
+    third and fourth of six of the warm-up."""
+    settings = settings_of(epochs=2, iterations=4, lr_scheduler_type="linear", warmup_steps=6)
+    learner = Learner(copy.deepcopy(policy.model), settings)
+    learner.step_count = 2
+    steps, _ = train_with_engine(learner, policy.tokenizer, group(read_all([rollout])), seed=0, iteration=1)
+    assert [step["learning_rate"] for step in steps] == pytest.approx([RATE * 3 / 6 * 3 / 4, RATE * 4 / 6 * 5 / 8])
 
 
 def test_log_probabilities_of_another_policy_stop_the_run(policy: TransformersPolicy, rollout: Path):

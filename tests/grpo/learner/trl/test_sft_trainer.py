@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from grpo import progress
 from grpo.errors import DataError, NoLearningSignal
 from grpo.learner.offline.demonstrations import TokenizedDemonstration
 from grpo.learner.trl.loop import training_arguments
@@ -73,6 +74,21 @@ def test_demonstrations_are_learned(policy: TransformersPolicy):
     assert len(losses) == 80
     assert losses[-1] < 0.5 * losses[0]
     assert not policy.model.training
+
+
+def test_each_step_is_reported_with_its_loss(policy: TransformersPolicy):
+    """Of four conversations, two a step."""
+    seen: list[tuple[str, int, int, float]] = []
+
+    def see(stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
+        seen.append((stage, done, total, numbers["loss"]))
+
+    with progress.observed(see):
+        losses = train_sft(
+            policy.model, policy.tokenizer, make_demonstrations(), learning_rate=1e-4, conversations_per_step=2
+        )
+    assert [entry[:3] for entry in seen] == [("sft", 1, 2), ("sft", 2, 2)]
+    assert [entry[3] for entry in seen] == pytest.approx(losses, rel=1e-4)
 
 
 def test_the_order_follows_the_seed(policy: TransformersPolicy):

@@ -16,6 +16,7 @@ changed, but the versions that were trained on a conversation are reported.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -34,6 +35,7 @@ from grpo.artifacts import Artifact, ArtifactStore, stored_artifact
 from grpo.errors import ArtifactError, DataError
 from grpo.log.folder import SEGMENTS, name_digest
 from grpo.log.join import mentioned_conversations
+from grpo.storage.files import write_atomically
 from grpo.storage.locks import remove
 from grpo.storage.objects import open_uri
 from grpo.tables import open_parquet
@@ -43,12 +45,13 @@ REWRITTEN = ("conversations", "scenarios")
 REMOVED = ("days", "mixture", "split", "rollout", "scored", "curriculum", "corrections", "data_docs", "result")
 """Kinds of artifacts that stages can compute again. Checkpoints and models hold weights, but no conversations."""
 _RESULTS = "results"
+_STORES, _ADDRESS = "stores", ".address"
 REPORT = "report.json"
 _REPORT_FILES = (REPORT, "report.html", "report.png", "data_docs")
 UNREADABLE = " (unreadable)"
 """Suffix of a damaged copy's place. It cannot be read whom the copy names, so it is removed and counted separately."""
 _TEXTS = frozenset({".json", ".jsonl", ".html", ".md", ".txt", ".csv", ".yaml"})
-_SERVICES = frozenset({"services", "prefect", "locks", "mlartifacts", ".staging"})
+_SERVICES = frozenset({"services", "prefect", "locks", "mlartifacts", ".staging", _STORES})
 """Folders of a home that hold no conversations, or that are searched in another way."""
 
 
@@ -179,9 +182,18 @@ def _read_table(path: Path) -> pa.Table:
     return table
 
 
+def remember_store(home: Path, address: str) -> None:
+    """Keep the address of a store that gets conversations, so that an erasure searches it before a version names it."""
+    if not Path(address).is_relative_to(home):
+        name = hashlib.sha256(address.encode()).hexdigest()[:16]
+        write_atomically(home / _STORES / f"{name}{_ADDRESS}", address)
+
+
 def stores_in(home: Path) -> set[str]:
-    """Addresses of the artifact stores below a home: its own, and others that configs may have placed there."""
-    addresses = {str(home / "artifacts")}
+    """Addresses of artifact stores: all below a home, where configs may have placed others than its own, and the
+    remembered ones."""
+    remembered = (path.read_text(encoding="utf-8") for path in (home / _STORES).glob(f"*{_ADDRESS}"))
+    addresses = {str(home / "artifacts"), *remembered}
     for root, folders, _ in os.walk(home):
         if Path(root) == home:
             folders[:] = [name for name in folders if name not in _SERVICES]

@@ -59,7 +59,7 @@ SECRETS = ("Rose Lane", "Rose Lane is on its way")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrained:
-    """A home after a retraining, and the conversations of its users."""
+    """A home after a retraining, and the conversations of its users. A store in memory lies outside of the home."""
 
     home: Path
     store: str
@@ -215,7 +215,7 @@ def by_command(retrained: Retrained, user: str) -> dict[str, Any] | None:
 
     from grpo_cli.app import app
 
-    result = CliRunner().invoke(app, ["erase", "--user", user, "--store", retrained.store, "--json"])
+    result = CliRunner().invoke(app, ["erase", "--user", user, "--json"])
     document = json.loads(result.stdout)
     assert result.exit_code == (0 if "id" in document else 1), result.output
     return document if "id" in document else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ def _grpo(*arguments: str) -> Result:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[Registry]:
-    """A champion, version 1, a refused version 2, and a promotable version 3."""
+    """Of desk and till a champion, version 1, a refused version 2, and a promotable version 3."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRPO_HOME", str(folder))  # whose key signs them
@@ -35,13 +36,14 @@ def registry(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Ite
 def _made_registry(folder: Path, tiny_folder: Path) -> Registry:
     registry = Registry(f"sqlite:///{folder}/mlflow.db", artifact_root=f"file://{folder}/mlartifacts")
     policy = load(tiny_folder)
-    for key, verdict, against in (("k1", "promote", "base"), ("k2", "refuse", "k1"), ("k3", "promote", "k1")):
-        tags = {"run_key": key, "policy": key, "verdict": verdict, "checkpoint_uri": f"store/{key}"}
+    versions = (("k1", "promote", "base"), ("k2", "refuse", "k1"), ("k3", "promote", "k1"))
+    for name, (key, verdict, against) in itertools.product(("desk", "till"), versions):
+        tags = {"run_key": f"{name} {key}", "policy": key, "verdict": verdict, "checkpoint_uri": f"store/{key}"}
         tags |= {"checkpoint_sha256": key, "champion_sha256": against}
-        run_id = registry.open_run("tests", f"run {key}", run_key=key, params={})
-        registry.register("desk", run_id, policy, tags=tags, provenance=make_provenance(**GATES))
+        run_id = registry.open_run("tests", f"run {key}", run_key=f"{name} {key}", params={})
+        registry.register(name, run_id, policy, tags=tags, provenance=make_provenance(**GATES))
         if key == "k1":
-            registry.promote("desk", 1, reason="first", by=ANNA)
+            registry.promote(name, 1, reason="first", by=ANNA)
     return registry
 
 
@@ -109,14 +111,12 @@ def test_a_dry_promotion_shows_the_aliases_and_the_rules(
 
 def test_a_dry_rollback_shows_where_it_would_go(registry: Registry):
     """Without an earlier version it fails as the rollback would."""
-    result = _grpo("rollback", "models:/desk@champion", "--reason", "x", "--dry-run")
+    result = _grpo("rollback", "models:/till@champion", "--reason", "x", "--dry-run")
     assert (result.exit_code, "no version before 1" in result.stderr) == (1, True)
-    registry.promote("desk", 3, reason="better", by=ANNA)
-    result = _grpo("rollback", "models:/desk@champion", "--reason", "x", "--dry-run")
+    registry.promote("till", 3, reason="better", by=ANNA)
+    result = _grpo("rollback", "models:/till@champion", "--reason", "x", "--dry-run")
     assert "champion: version 3 → version 1\n  previous: version 1 → none\n" in result.stdout
-    assert serving(registry, "desk") == (3, 1)
-    registry.rollback("desk", reason="as it was for other tests", by=ANNA)
-    assert serving(registry, "desk") == (1, None)
+    assert serving(registry, "till") == (3, 1)
 
 
 def test_an_unsigned_version_is_listed_with_the_command_that_admits_it(registry: Registry, tiny_folder: Path):

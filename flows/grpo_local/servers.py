@@ -191,8 +191,8 @@ def _require_login(server: Server, url: str, home: Path) -> None:
     answer = httpx.get(url, auth=(user, password), timeout=_ANSWER_S, verify=no_certificates)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(
-            f"the server at {url} refuses the login in {login_place(home, server)}: a command of this home started it "
-            f"with another one. Stop that command, or set {LOGIN_VARIABLES[server]} to the login that it has"
+            f"the server at {url} refuses the login in {login_place(home, server)}, because it "
+            f"was started with another login. Stop it, or set {LOGIN_VARIABLES[server]} to its login"
         )
 
 

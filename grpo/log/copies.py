@@ -45,7 +45,7 @@ REWRITTEN = ("conversations", "scenarios")
 REMOVED = ("days", "mixture", "split", "rollout", "scored", "curriculum", "corrections", "data_docs", "result")
 """Kinds of artifacts that stages can compute again. Checkpoints and models hold weights, but no conversations."""
 _RESULTS = "results"
-_STORES, _ADDRESS = "stores", ".address"
+_STORES, _ADDRESS = "conversation_stores", ".address"
 REPORT = "report.json"
 _REPORT_FILES = (REPORT, "report.html", "report.png", "data_docs")
 UNREADABLE = " (unreadable)"

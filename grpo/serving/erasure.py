@@ -35,6 +35,7 @@ from grpo.serving.mirror.mlflow_copies import (
     versions_trained_on,
 )
 from grpo.storage.home import home as default_home
+from grpo.storage.moved_stores import present_address
 
 _WAIT_S = 30.0
 
@@ -125,7 +126,7 @@ def _erase_copies(
     if tracking_uri is not None:
         registered, skipped = registered_stores(tracking_uri)
         addresses |= registered
-    for address in sorted(addresses):
+    for address in sorted({*addresses, *map(present_address, addresses)}):
         if "://" in address or Path(address).is_dir():
             _note(erase_from_store(ArtifactStore(address), mentions), receipt)
     _note(erase_from_home(home, mentions, erased=receipt.artifacts, log=folder), receipt)

@@ -153,7 +153,9 @@ class _ServiceCounts(Collector):
         yield _gauge("grpo_requests_in_progress", "Turns that are generated or wait.", [("", service.requests)])
         yield _gauge("grpo_tokens_in_progress", "Tokens that these turns may need.", [("", service.tokens)])
         waiting = [("", service.preparation.characters)]
-        yield _gauge("grpo_preparation_characters", "Characters of requests that wait to be read.", waiting)
+        yield _gauge(
+            "grpo_preparation_characters", "Characters of requests that wait to be parsed and tokenized.", waiting
+        )
         yield _gauge(
             "grpo_conversation_turns_in_memory",
             "Turns that are in memory, so that a request can continue them.",
@@ -171,7 +173,7 @@ class _ServiceCounts(Collector):
         known = served is not None and served.registered is not None
         yield _gauge(
             "grpo_champion_registered_timestamp_seconds",
-            "Registration of the version that answers new conversations.",
+            "Time at which the version that answers new conversations was registered.",
             [(served.version, served.registered)] if known else [],  # type: ignore[union-attr,list-item]
             "model_name",
         )
@@ -213,7 +215,7 @@ class _EngineCounts(Collector):
         for make, name, text, field in (
             (_gauge, "vllm:num_requests_running", "Turns in the batch.", "running"),
             (_gauge, "vllm:num_requests_waiting", "Turns that wait for a slot.", "waiting"),
-            (_gauge, "vllm:kv_cache_tokens", "Tokens with keys and values in slots.", "kv_tokens"),
+            (_gauge, "vllm:kv_cache_tokens", "Tokens in the KV cache of turns in the batch.", "kv_tokens"),
             (_gauge, "vllm:prefix_cache_bytes", "Keys and values of idle conversations.", "prefix_cache_bytes"),
             (
                 _counter,
@@ -251,10 +253,16 @@ class _LogCounts(Collector):
         records = [("durable", stats.records), ("refused", stats.refused)]
         yield _counter("grpo_log_records", "Records that were given to the log.", records, "result")
         yield _counter("grpo_log_bytes", "Bytes that were written.", [("", stats.bytes)])
-        yield _counter("grpo_log_syncs", "Group commits.", [("", stats.syncs)])
+        yield _counter(
+            "grpo_log_syncs", "Syncs of the log to disk, each for one or several records.", [("", stats.syncs)]
+        )
         yield _gauge("grpo_log_records_waiting", "Records that are not durable yet.", [("", stats.waiting)])
         failed = float(stats.compaction_error is not None)
-        yield _gauge("grpo_log_compaction_failed", "1 if the last compaction failed.", [("", failed)])
+        yield _gauge(
+            "grpo_log_compaction_failed",
+            "1 if the last conversion of log segments into Parquet failed.",
+            [("", failed)],
+        )
         disk = [("", shutil.disk_usage(self._log.folder))] if self._log.folder.is_dir() else []
         yield _gauge("grpo_log_disk_size_bytes", "Size of the log's disk.", [("", use.total) for _, use in disk])
         yield _gauge("grpo_log_disk_free_bytes", "Free space on the log's disk.", [("", use.free) for _, use in disk])

@@ -48,7 +48,7 @@ end-to-end tests."""
 PAGE_CONFIGS = {
     "README.md": ("billing",),
     "docs/logs.md": ("logs",),
-    "docs/own.md": ("counter", "words", "vowels"),
+    "docs/own.md": ("shop_desk", "words", "vowels"),
 }
 
 

@@ -69,7 +69,7 @@ def test_the_tables_name_every_way_to_join_a_conversation_and_every_field_of_fee
     """No other ones, except for `conversation_id`, which the sentence before the table has."""
     table = TEXT.split("\n| the request has |", 1)[1].split("\n\n", 1)[0]
     assert {re.findall(r"`([^`]+)`", row)[-1] for row in table.splitlines()[2:]} == {*get_args(Joined)}
-    table = TEXT.split("\n| field | |", 1)[1].split("\n\n", 1)[0]
+    table = TEXT.split("\n| field of feedback | meaning |", 1)[1].split("\n\n", 1)[0]
     fields = {name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
     assert fields == {*FeedbackRequest.model_fields} - {"conversation_id"}
 

@@ -38,6 +38,7 @@ from grpo.serving.erasure import erase
 from grpo.serving.mirror.trace_store import TraceStore
 from grpo.serving.mirror.traces import assessments, spans, trace_info
 from grpo.storage.fetched import user_temp_folder
+from grpo.store_move import move_store
 from grpo.tables import write_trajectories
 from grpo_flows.reproduce import require_unchanged
 from grpo_tasks.build_mixture import build_mixture
@@ -450,6 +451,17 @@ def test_a_store_of_a_refused_candidate_is_erased(retrained: Retrained):
     assert receipt is not None
     assert receipt.copies["store/mixture"] == 2
     assert retrained.traces(retrained.conversations["anna"], *SECRETS) == set()
+
+
+def test_a_store_that_was_moved_is_erased_at_its_new_address(retrained: Retrained, tmp_path: Path):
+    """No version names the new address, and no run has written there since."""
+    move_store(retrained.store, str(tmp_path / "moved"))
+    moved = replace(retrained, home=tmp_path / "moved")
+    assert moved.traces(*SECRETS) != set()
+    receipt = erase(retrained.log, user="anna", home=retrained.home)
+    assert receipt is not None
+    assert {"store/mixture", "store/corrections"} <= receipt.copies.keys()
+    assert moved.traces(retrained.conversations["anna"], *SECRETS) == set()
 
 
 def test_a_deleted_experiment_keeps_nothing(retrained: Retrained):

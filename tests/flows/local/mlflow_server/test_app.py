@@ -438,7 +438,7 @@ def test_a_server_that_was_started_with_another_login_is_refused_in_one_sentence
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tracking.home}/mlflow.db")
     monkeypatch.setenv(USERNAME, "me")
     monkeypatch.setenv(PASSWORD, "my-own-password")
-    message = rf"refuses the login in {USERNAME} and {PASSWORD}: a command of this home started it with another one"
+    message = rf"refuses the login in {USERNAME} and {PASSWORD}, because it was started with another login"
     with pytest.raises(ConfigError, match=message) as caught, mlflow_server(tracking.home):
         pass
     assert "my-own-password" not in str(caught.value)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, get_args
 
 from grpo.errors import DataError
+from grpo.strict_json import NotStrictJSON, decode, encode
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
@@ -72,6 +73,20 @@ class Message:
                 for call in self.tool_calls
             ]
         return message
+
+
+def results_message(results: Sequence[str]) -> Message:
+    """Message with the unchanged result of one call, or with a JSON list of the results of several calls."""
+    if len(results) == 1:
+        return Message(role="tool", content=results[0])
+    return Message(role="tool", content=encode([_value(result) for result in results]))
+
+
+def _value(result: str) -> Any:
+    try:
+        return decode(result)
+    except NotStrictJSON:
+        return result
 
 
 def count_calls(messages: Iterable[Message]) -> dict[str, int]:

@@ -92,6 +92,7 @@ def chat_fields(chat: LoggedChat, *, users: LoggedUsers) -> dict[str, Any]:
     Raises `ValueError` like `conversation_fields`, and if two speakers share a role.
     """
     _check_size(chat.messages)
+    _refuse_late_instructions(chat.messages)
     _refuse_several_speakers(chat.messages)
     messages, expected = _split_expected_call(chat)
     fields = conversation_fields(messages, chat.tools, users=users, expected=expected)
@@ -212,8 +213,8 @@ def order_results(messages: Sequence[Message]) -> list[int]:
 def record_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Calls in order, as `{"name", "arguments", "turn", "result"}`. If a result is JSON, its value is taken.
 
-    Raises `ValueError` if the result of a call does not follow before the next message of the user or the agent, or if
-    a result belongs to no pending call.
+    Our own messages have the results of several calls as one JSON list. Raises `ValueError` if the result of a call
+    does not follow before the next message of the user or the agent, or if a result belongs to no pending call.
     """
     recorded: list[dict[str, Any]] = []
     pending: list[tuple[ToolCall, dict[str, Any]]] = []
@@ -229,22 +230,40 @@ def record_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
             entry = {"name": call.name, "arguments": dict(call.arguments), "turn": max(0, turn)}
             recorded.append(entry)
             pending.append((call, entry))
-        if message.role == "tool":
+        if message.role == "tool" and (results := _joined_results(messages, number, len(pending))) is not None:
+            for (_, entry), value in zip(pending, results, strict=True):
+                entry["result"] = value
+            pending = []
+        elif message.role == "tool":
             _, entry = pending.pop(_answered(pending, message, number))
             entry["result"] = json_value(message.content)
     _refuse_unanswered(pending)
     return recorded
 
 
+def _joined_results(messages: Sequence[Message], number: int, pending: int) -> list[Any] | None:
+    """Results of all pending calls, if there are several and this is the only message with results."""
+    message, following = messages[number], messages[number + 1 : number + 2]
+    if pending < 2 or _answers(message) is not None or (following and following[0].role == "tool"):
+        return None
+    value = json_value(message.content)
+    return value if isinstance(value, list) and len(value) == pending else None
+
+
 def _answered(pending: Sequence[tuple[ToolCall, Any]], message: Message, number: int) -> int:
     """Index of the call that a result answers: the call with its id, or the first one if the result names no id."""
-    answers = message.answers if isinstance(message, LoggedMessage) else None
+    answers = _answers(message)
     for index, (call, _) in enumerate(pending):
         if answers is None or _id(call) == answers:
             return index
     name = "without a call" if answers is None else f"for id {excerpt(answers, _SHOWN)}"
     waiting = ", ".join(excerpt(_id(call) or call.name, _SHOWN) for call, _ in pending[:3]) or "none"
     raise ValueError(f"orphaned tool result: message {number}, {name}. Calls that wait for one: {waiting}")
+
+
+def _answers(message: Message) -> str | None:
+    """Id of the call that a result names. None in our own messages."""
+    return message.answers if isinstance(message, LoggedMessage) else None
 
 
 def _id(call: ToolCall) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.offline.read_back import check_read_back
 from grpo.learner.offline.training_lines import parse_record, read_lines
-from grpo.messages import Message, Tool, ToolCall
+from grpo.messages import Message, Tool, ToolCall, results_message
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import LoggedMessage, order_results
 from grpo.scenarios.readers.messages.openai_format import parse_messages
@@ -167,8 +168,24 @@ def _parse(record: Any, place: str) -> tuple[Message, ...]:
 
 
 def to_conversation(logged: Sequence[LoggedMessage]) -> tuple[Message, ...]:
-    """Messages of a file in OpenAI's format, with the results of each turn in the order of its calls."""
-    return tuple(_to_message(logged[index]) for index in order_results(logged))
+    """Messages of a file as the policy reads them in an episode and in service.
+
+    System messages at the front become one. The results of several calls of a turn become one message with a JSON list
+    of them, in the order of the calls. Raises `ValueError` if a result names an id that no call of its turn has.
+    """
+    has_ids = any(message.answers is not None for message in logged)
+    messages = [_to_message(logged[index]) for index in (order_results(logged) if has_ids else range(len(logged)))]
+    front = list(takewhile(lambda message: message.role == "system", messages))
+    joined = [Message(role="system", content="\n\n".join(message.content for message in front))] if front else []
+    remaining = messages[len(front) :]
+    while remaining:
+        message, *remaining = remaining
+        joined.append(message)
+        results = list(takewhile(lambda result: result.role == "tool", remaining))
+        if 1 < len(message.tool_calls) == len(results):
+            joined.append(results_message([result.content for result in results]))
+            remaining = remaining[len(results) :]
+    return tuple(joined)
 
 
 def _to_message(logged: LoggedMessage) -> Message:

@@ -19,13 +19,14 @@ from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
 from grpo.config.dpo import PairSettings, ServedPairs
 from grpo.config.renderer import RendererSettings
+from grpo.data_errors import try_call
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.metrics import PreferenceMetrics
 from grpo.learner.offline.demonstrations import to_conversation, with_agent_prompt
 from grpo.learner.offline.read_back import check_read_back
 from grpo.learner.offline.training_lines import read_lines
-from grpo.messages import Message, Tool
+from grpo.messages import Message, Role, Tool
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.readers.messages.openai_format import parse_messages, parse_tools
@@ -86,41 +87,70 @@ def _served_pair(item: RedactedCorrection) -> WrittenPair:
 
 
 def _parse(record: Any, place: str) -> WrittenPair:
-    prompt = _prompt(record["prompt"])
-    chosen, rejected = (_reply(record[side], side) for side in ("chosen", "rejected"))
+    """Parse a pair in TRL's formats, or in OpenAI's for preference tuning.
+
+    {"prompt": [U1, A1, U2], "chosen": [C], "rejected": [R]}                 explicit prompt
+    {"chosen": [U1, A1, U2, C], "rejected": [U1, A1, U2, R]}                 implicit prompt
+    {"prompt": "U1", "chosen": "C", "rejected": "R"}                         texts
+    {"input": {"messages": [U1]}, "preferred_output": [C], "non_preferred_output": [R]}
+    """
+    if isinstance(given := record.get("input"), dict):
+        record = {"prompt": given["messages"], "tools": given.get("tools"), **record}
+        record |= {"chosen": record["preferred_output"], "rejected": record["non_preferred_output"]}
+    sides = {side: _messages(record[side], side, "assistant") for side in ("chosen", "rejected")}
+    if "prompt" in record:
+        prompt = _messages(record["prompt"], "prompt", "user")
+    else:
+        prompt = sides["chosen"][:-1]
+        if prompt != sides["rejected"][:-1]:
+            raise DataError("chosen and rejected differ before their last message. Give both the same prompt")
+    if not prompt:
+        raise DataError("the conversation has no messages. Give at least one")
+    chosen, rejected = (
+        _reply(side[len(prompt) :] if len(side) > len(prompt) and side[: len(prompt)] == prompt else side, name)
+        for name, side in sides.items()
+    )
     if prompt[-1].role not in ("user", "tool"):
         raise DataError(
             f"its prompt ends with a message of the {prompt[-1].role}, and a reply answers a user or a tool"
         )
     if chosen == rejected:
         raise DataError("chosen and rejected are the same: no reply is preferred")
-    tools = record.get("tools")
-    return WrittenPair(
-        prompt=prompt,
-        chosen=chosen,
-        rejected=rejected,
-        tools=None if tools is None else tuple(Tool(**tool) for tool in parse_tools(tools, [])),
-        place=place,
-    )
+    return WrittenPair(prompt=prompt, chosen=chosen, rejected=rejected, tools=_tools(record.get("tools")), place=place)
 
 
-def _prompt(messages: Any) -> tuple[Message, ...]:
-    """Messages in OpenAI's format, or the text of a user."""
-    if isinstance(messages, str):
-        return (Message(role="user", content=messages),)
-    prompt = to_conversation(parse_messages(messages))
-    if not prompt:
-        raise DataError("the conversation has no messages. Give at least one")
-    return prompt
+def _messages(value: Any, name: str, speaker: Role) -> tuple[Message, ...]:
+    """Messages in OpenAI's format, also as JSON in a text. Any other text is one message of the speaker."""
+    parsed = try_call(lambda: json.loads(value)) if isinstance(value, str) else value
+    if isinstance(value, str) and not (isinstance(parsed, list) and all(isinstance(item, dict) for item in parsed)):
+        return (Message(role=speaker, content=value),)
+    logged = parse_messages([parsed] if isinstance(parsed, dict) else parsed)
+    if name != "prompt" and any(not message.weight for message in logged):
+        raise DataError(f"{name} has weight 0, so that it must not be learned. Leave the pair out")
+    return to_conversation(logged)
 
 
-def _reply(messages: Any, side: str) -> Message:
-    if not isinstance(messages, list) or len(messages) != 1:
-        raise DataError(f"{side} must be a list of one message, the agent's reply")
-    (reply,) = to_conversation(parse_messages(messages))
+def _reply(messages: Sequence[Message], side: str) -> Message:
+    if len(messages) != 1:
+        raise DataError(f"{side} must be one message after the prompt, the agent's reply, and has {len(messages)}")
+    (reply,) = messages
     if reply.role != "assistant" or not (reply.content.strip() or reply.tool_calls):
         raise DataError(f"{side} must be a reply of the assistant that is not empty")
     return reply
+
+
+def _tools(value: Any) -> tuple[Tool, ...] | None:
+    """Tools as they are written, because the policy reads them as they were served. None if there are none."""
+    if isinstance(value, str):
+        value = json.loads(value) if value.strip() else None
+    if value is None:
+        return None
+    parse_tools(value)  # raises an error if they are no tools
+    functions = [tool.get("function", tool) for tool in value]
+    return tuple(
+        Tool(name=part["name"], description=part.get("description") or "", parameters=part.get("parameters") or {})
+        for part in functions
+    )
 
 
 class PairRenderers:

@@ -10,15 +10,15 @@ reply (`annotations`, `parsed`, `index` of a call) are accepted without effect. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo.messages import Message, ToolCall
+from grpo.messages import Message, ToolCall, results_message
 from grpo.serving.protocol.api_errors import invalid_request
 from grpo.serving.protocol.json_bounds import VALUES, values_and_depth
 from grpo.serving.protocol.request_parts import MAX_PARTS, NAME_CHARACTERS, Content, Ignored, Part, refused, words_of
-from grpo.strict_json import NotStrictJSON, decode, encode
+from grpo.strict_json import NotStrictJSON, decode
 
 _COUNTED = 16
 """If a JSON text may have more values than this, judging by commas and brackets, they are counted exactly."""
@@ -174,15 +174,8 @@ class _Reader:
         if len(self.calls) > 1:
             self._values.add(part.text, place)
         if len(self._results) == len(self.calls):
-            self.messages.append(_tool_results([self._results[call] for call in self.calls]))
+            self.messages.append(results_message([self._results[call] for call in self.calls]))
             self.calls, self._results = [], {}
-
-
-def _tool_results(results: Sequence[str]) -> Message:
-    """Message with the unchanged result of one call, or with a JSON list of several results."""
-    if len(results) == 1:
-        return Message(role="tool", content=results[0])
-    return Message(role="tool", content=encode([_parsed(result) for result in results]))
 
 
 class _Values:
@@ -200,10 +193,3 @@ class _Values:
         if self._count > VALUES:
             message = f"{place}: arguments and results have more than {VALUES} values in all. Send fewer"
             raise invalid_request(message, param=place, code="invalid_value")
-
-
-def _parsed(result: str) -> Any:
-    try:
-        return decode(result)
-    except NotStrictJSON:
-        return result

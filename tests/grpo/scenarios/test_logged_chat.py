@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo.environments.users.simulated_user import parse_goal
+from grpo.messages import Message, ToolCall
 from grpo.scenario import Scenario
 from grpo.scenarios.logged_chat import (
     MAX_MESSAGES,
@@ -14,6 +15,7 @@ from grpo.scenarios.logged_chat import (
     LoggedMessage,
     chat_fields,
     json_value,
+    record_calls,
 )
 
 
@@ -130,3 +132,15 @@ def test_category_licence_and_consent_come_from_the_log() -> None:
     """Values that are not text are left out."""
     origin = ChatOrigin(id="a", source="x", metadata={"category": "delivery", "license": "own", "consent": 1})
     assert origin.fields()["metadata"] == {"category": "delivery", "source": "x", "licence": "own", "consent": ""}
+
+
+def test_our_own_messages_have_the_results_of_several_calls_as_one_list():
+    """As the server and the environments join them. A list that is the result of the first of two calls is its own."""
+    calls = (ToolCall(name="look_up", arguments={"order": "7"}), ToolCall(name="look_up", arguments={"order": "8"}))
+    asked = Message(role="assistant", content="", tool_calls=calls)
+    joined = [asked, Message(role="tool", content='[{"state": "lost"}, "none"]')]
+    assert [call["result"] for call in record_calls(joined)] == [{"state": "lost"}, "none"]
+    apart = [asked, Message(role="tool", content="[1, 2]"), Message(role="tool", content="none")]
+    assert [call["result"] for call in record_calls(apart)] == [[1, 2], "none"]
+    with pytest.raises(ValueError, match="unanswered tool call"):
+        record_calls([asked, Message(role="tool", content="[1, 2, 3]")])

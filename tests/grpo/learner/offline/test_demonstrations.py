@@ -117,7 +117,7 @@ def test_a_turn_that_would_be_misread_is_refused(tmp_path: Path, turn: dict, rea
 
 
 def test_results_follow_the_order_of_their_calls(tmp_path: Path):
-    """Calls a and b, results b and a by their ids; an id of no call is refused."""
+    """Calls a and b, results b and a by their ids, become one list, as in service; an id of no call is refused."""
     calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
     turns = [
         {"role": "user", "content": "Hi."},
@@ -127,7 +127,7 @@ def test_results_follow_the_order_of_their_calls(tmp_path: Path):
         {"role": "assistant", "content": "Done."},
     ]
     (conversation,) = read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
-    assert [message.content for message in conversation] == ["Hi.", "", "of a", "of b", "Done."]
+    assert [message.content for message in conversation] == ["Hi.", "", '["of a", "of b"]', "Done."]
     turns[2]["tool_call_id"] = "c"
     with pytest.raises(DataError, match=r"message 2, for id c\. Calls that wait for one: a, b"):
         read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))

@@ -19,6 +19,8 @@ from grpo.log import ServingLog
 from grpo.messages import Message, Tool
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
+from grpo.scenarios.reward_data import PreferencePair
+from grpo.scenarios.served_tuning import RedactedCorrection, write_pairs
 from tests.grpo.log.fixtures import feedback, turn
 from tests.grpo.serving.chat_servers import CLERK, chat_server, clerk, load_clerk
 
@@ -37,8 +39,9 @@ def written(folder: Path, *records: object) -> WrittenPairs:
     [
         ({"rejected": [GOOD]}, "line 2 is not a preference pair .chosen and rejected are the same"),
         ({"chosen": [USER]}, "chosen must be a reply of the assistant"),
-        ({"chosen": [GOOD, BAD]}, "chosen must be a list of one message"),
-        ({"rejected": "What?"}, "rejected must be a list of one message"),
+        ({"chosen": [GOOD, BAD]}, "chosen must be one message after the prompt, the agent's reply, and has 2"),
+        ({"chosen": [{**GOOD, "weight": 0}]}, "chosen has weight 0, so that it must not be learned"),
+        ({"prompt": None, "chosen": [USER, GOOD], "rejected": [BAD]}, "messages are not a list: NoneType"),
         ({"prompt": [USER, GOOD]}, "its prompt ends with a message of the assistant"),
         ({"prompt": []}, "the conversation has no messages"),
         ({"tools": [{"description": "Look up."}]}, "tool without a name"),
@@ -53,7 +56,7 @@ def test_a_line_that_is_not_a_pair_is_an_error_with_its_place(tmp_path: Path, ch
 
 
 def test_a_pair_is_in_the_format_of_openai(tmp_path: Path):
-    """Arguments are JSON, results name their calls, and the last one is answered. The place of a pair is its line."""
+    """Arguments are JSON, and results name their calls and become one, as in service. A pair is named by its line."""
     calls = [
         {"id": f"c{order}", "type": "function", "function": {"name": "look_up", "arguments": f'{{"order": {order}}}'}}
         for order in (7, 8)
@@ -63,10 +66,48 @@ def test_a_pair_is_in_the_format_of_openai(tmp_path: Path):
     pair = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
     source = written(tmp_path, pair, {**pair, "prompt": prompt})
     first, second = read_pairs(source)
-    assert [message.role for message in second.prompt] == ["user", "assistant", "tool", "tool"]
+    assert [message.role for message in second.prompt] == ["user", "assistant", "tool"]
     assert [call.arguments for call in second.prompt[1].tool_calls] == [{"order": 7}, {"order": 8}]
-    assert [message.content for message in second.prompt[2:]] == ["a", "b"]
+    assert second.prompt[2].content == '["a", "b"]'
     assert [first.place, second.place] == [f"{source.path}, line 1", f"{source.path}, line 2"]
+
+
+def test_pairs_are_read_in_the_formats_of_trl_and_openai(tmp_path: Path):
+    """Explicit and implicit prompts, texts, JSON in a text, whole conversations after a prompt, and OpenAI's keys."""
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    forms: list[dict[str, object]] = [
+        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": USER["content"], "chosen": GOOD["content"], "rejected": BAD["content"]},
+        {"prompt": json.dumps([USER]), "chosen": GOOD, "rejected": [BAD]},
+        {"prompt": USER["content"], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"input": {"messages": [USER], "tools": tools}, "preferred_output": [GOOD], "non_preferred_output": [BAD]},
+    ]
+    pairs = read_pairs(written(tmp_path, *forms))
+    contents = [[message.content for message in (*pair.prompt, pair.chosen, pair.rejected)] for pair in pairs]
+    assert contents == [["Hi.", "Hello.", "What?"]] * len(forms)
+    assert pairs[-1].tools == (Tool(name="look_up", description="", parameters={}),)
+    with pytest.raises(DataError, match="chosen and rejected differ before their last message"):
+        read_pairs(written(tmp_path, {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "Ho."}, BAD]}))
+
+
+def test_pairs_that_were_written_from_a_log_are_read_as_they_were_served(tmp_path: Path):
+    """A result after a malformed call, which is no call, and a tool that the client gave without parameters."""
+    served = (
+        Message(role="user", content="Hi."),
+        Message(role="assistant", content="<tool_call>look", malformed="not JSON"),
+        Message(role="tool", content="not a tool call"),
+    )
+    chosen, rejected = (Message(role="assistant", content=text) for text in ("Hello.", "What?"))
+    pair = PreferencePair(
+        id="correction-a", group="a", category="general", source="served", licence="own", prompt=served,
+        chosen=chosen, rejected=rejected,
+    )  # fmt: skip
+    tools = (Tool(name="look_up"),)
+    write_pairs(tmp_path / "pairs.jsonl", [RedactedCorrection(pair=pair, tools=tools)])
+    [read] = read_pairs(WrittenPairs(kind="jsonl", path=str(tmp_path / "pairs.jsonl")))
+    assert [message.to_template() for message in read.prompt] == [message.to_template() for message in served]
+    assert (read.chosen, read.rejected, read.tools) == (chosen, rejected, tools)
 
 
 def test_a_file_without_pairs_is_an_error(tmp_path: Path):

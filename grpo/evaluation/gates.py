@@ -154,15 +154,12 @@ def _paired(metric: Metric, difference: Interval) -> str:
 
 @check.register
 def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
-    """Check the category with the smallest margin between the upper bound of its change and its allowed drop.
+    """Check the category nearest to its allowed drop, among the categories that are shown to have dropped.
 
-    Two bounds must be below their limits before a category is refused, and the larger one is the gate's number:
-
-        b₁ = upper bound of the change at `confidence`                              < -max_drop   the drop is too large
-        b₂ = upper bound of the change at 1 - (1 - confidence) / categories         < 0           it is no chance
-
-    b₂ is Bonferroni's correction. It keeps the probability that any of the categories is refused by chance, if none has
-    changed, at 1 - confidence. The number is max(b₁, b₂ - max_drop), so that both are compared with -max_drop.
+    A category is shown to have dropped if the upper bound of its change is below 0 at the confidence
+    1 - (1 - `confidence`) / categories (Bonferroni). If none has dropped, chance shows a drop of any of them with a
+    probability of at most 1 - `confidence`. The bound at `confidence` of a category that has dropped must be at least
+    -`max_drop`.
     """
     metric, strata = settings.metric or evidence.evaluation.metric, evidence.strata
     pairs = pair_episodes(evidence.champion, evidence.candidate)
@@ -175,25 +172,26 @@ def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
         )
     changes = {label: np.diff(scenario_means(scenarios))[:, 0] for label, scenarios in values.items()}
     largest = 1.0 if metric == "success" else max(float(np.abs(array).max()) for array in changes.values())
-    bounds = {label: -settings.max_drop_by_category.get(label, settings.max_drop) for label in changes}
+    limits = {label: -settings.max_drop_by_category.get(label, settings.max_drop) for label in changes}
+
+    def bounds(confidence: float) -> dict[str, float]:
+        return {label: upper_bound(array, confidence=confidence, largest=largest) for label, array in changes.items()}
+
+    def meaning(label: str, confidence: float) -> str:
+        change = f"{changes[label].mean():+.3f} over {len(changes[label])} scenarios"
+        return f"upper bound at {confidence:.4g} of the change in {metric} in category {label}, {change}"
+
     corrected = 1 - (1 - settings.confidence) / len(changes)
-    likely = {
-        label: max(
-            upper_bound(array, confidence=settings.confidence, largest=largest),
-            upper_bound(array, confidence=corrected, largest=largest) + bounds[label],
-        )
-        for label, array in changes.items()
-    }
-    worst = min(likely, key=lambda label: (likely[label] - bounds[label], label))
-    return GateCheck.of(
-        name,
-        likely[worst],
-        ">=",
-        bounds[worst],
-        f"upper bound at {settings.confidence:.0%} over all {len(changes)} categories of the change in {metric} in "
-        f"category {worst}, the one nearest to its limit: {changes[worst].mean():+.3f} over {len(changes[worst])} "
-        "scenarios",
-    )
+    overall = bounds(corrected)
+    dropped = [label for label in changes if overall[label] < 0]
+    if not dropped:
+        lowest = min(changes, key=lambda label: (overall[label], label))
+        count = f"{settings.confidence:.0%} over {len(changes)} categories"
+        return GateCheck.of(name, overall[lowest], ">=", 0.0, f"{meaning(lowest, corrected)}, which is {count}")
+    likely = bounds(settings.confidence)
+    worst = min(dropped, key=lambda label: (likely[label] - limits[label], label))
+    shown = f"{meaning(worst, settings.confidence)}, the one nearest to its limit of those that got worse"
+    return GateCheck.of(name, likely[worst], ">=", limits[worst], shown)
 
 
 @check.register

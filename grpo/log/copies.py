@@ -45,13 +45,13 @@ REWRITTEN = ("conversations", "scenarios")
 REMOVED = ("days", "mixture", "split", "rollout", "scored", "curriculum", "corrections", "data_docs", "result")
 """Kinds of artifacts that stages can compute again. Checkpoints and models hold weights, but no conversations."""
 _RESULTS = "results"
-_STORES, _ADDRESS = "conversation_stores", ".address"
+_STORES, _ADDRESS = Path("services", "stores"), ".address"
 REPORT = "report.json"
 _REPORT_FILES = (REPORT, "report.html", "report.png", "data_docs")
 UNREADABLE = " (unreadable)"
 """Suffix of a damaged copy's place. It cannot be read whom the copy names, so it is removed and counted separately."""
 _TEXTS = frozenset({".json", ".jsonl", ".html", ".md", ".txt", ".csv", ".yaml"})
-_SERVICES = frozenset({"services", "prefect", "locks", "mlartifacts", ".staging", _STORES})
+_SERVICES = frozenset({"services", "prefect", "locks", "mlartifacts", ".staging"})
 """Folders of a home that hold no conversations, or that are searched in another way."""
 
 
@@ -182,18 +182,23 @@ def _read_table(path: Path) -> pa.Table:
     return table
 
 
-def remember_store(home: Path, address: str) -> None:
+def remember_store(home: Path, store: str) -> None:
     """Keep the address of a store that gets conversations, so that an erasure searches it before a version names it."""
-    if not Path(address).is_relative_to(home):
-        name = hashlib.sha256(address.encode()).hexdigest()[:16]
-        write_atomically(home / _STORES / f"{name}{_ADDRESS}", address)
+    address = store if "://" in store else str(Path(store).expanduser().absolute())
+    write_atomically(_remembered(home, address), address)
+
+
+def forgetting(home: Path, address: str) -> str:
+    """What to do if a remembered store is gone for good. Empty for a store that is not remembered."""
+    path = _remembered(home, address)
+    return f". If this store is gone for good, remove {path}" if path.exists() else ""
 
 
 def stores_in(home: Path) -> set[str]:
     """Addresses of artifact stores: all below a home, where configs may have placed others than its own, and the
     remembered ones."""
-    remembered = (path.read_text(encoding="utf-8") for path in (home / _STORES).glob(f"*{_ADDRESS}"))
-    addresses = {str(home / "artifacts"), *remembered}
+    remembered = (path.read_text(encoding="utf-8").strip() for path in (home / _STORES).glob(f"*{_ADDRESS}"))
+    addresses = {str(home / "artifacts"), *filter(None, remembered)}
     for root, folders, _ in os.walk(home):
         if Path(root) == home:
             folders[:] = [name for name in folders if name not in _SERVICES]
@@ -201,6 +206,10 @@ def stores_in(home: Path) -> set[str]:
             addresses.add(root)
             folders.clear()
     return addresses
+
+
+def _remembered(home: Path, address: str) -> Path:
+    return home / _STORES / f"{hashlib.sha256(address.encode()).hexdigest()[:16]}{_ADDRESS}"
 
 
 def erase_from_home(home: Path, mentions: Mentions, *, erased: Collection[str], log: Path) -> Iterator[ErasedCopy]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ConfigError, GRPOError, StorageError
 from grpo.log.compaction import erase_records
-from grpo.log.copies import ErasedCopy, Mentions, erase_from_home, erase_from_store, stores_in
+from grpo.log.copies import ErasedCopy, Mentions, erase_from_home, erase_from_store, forgetting, stores_in
 from grpo.log.folder import SEGMENTS, ServedLog, name_digest
 from grpo.log.receipt import ErasureReceipt, ReceiptFile
 from grpo.log.records import Erasure
@@ -126,13 +126,20 @@ def _erase_copies(
     if tracking_uri is not None:
         registered, skipped = registered_stores(tracking_uri)
         addresses |= registered
+    failed: list[str] = []
     for address in sorted({*addresses, *map(present_address, addresses)}):
         if "://" in address or Path(address).is_dir():
-            _note(erase_from_store(ArtifactStore(address), mentions), receipt)
+            try:
+                _note(erase_from_store(ArtifactStore(address), mentions), receipt)
+            except (GRPOError, OSError) as error:  # the other places come first
+                failed.append(f"the store {address} was not searched: {error}{forgetting(home, address)}")
     _note(erase_from_home(home, mentions, erased=receipt.artifacts, log=folder), receipt)
+    if tracking_uri is not None:
+        _note(erase_from_mlflow(tracking_uri, mentions, digests), receipt)
+    if failed:
+        raise StorageError("; ".join(failed))
     if tracking_uri is None:
         return [], []
-    _note(erase_from_mlflow(tracking_uri, mentions, digests), receipt)
     return versions_trained_on(tracking_uri, receipt.artifacts), skipped
 
 

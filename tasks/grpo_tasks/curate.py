@@ -9,13 +9,11 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import Source
 from grpo.identity.cache_identity import stage_key
-from grpo.log.copies import remember_store
 from grpo.registry.retention import REGISTERED, Retention
 from grpo.retraining.curation import CONVERSATIONS, DAYS, CurationCounts, curate_conversations
 from grpo.retraining.data_lineage import TrainingData, evaluation_scenarios
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import TableScenarios, read_scenarios
-from grpo.storage.home import home
 from grpo_tasks.execution.parts import StoredParts
 from grpo_tasks.execution.results import StageResult
 from grpo_tasks.execution.stage import Call, stage
@@ -47,7 +45,6 @@ def curate(
     `content` is the digest of the sources.
     """
     artifacts = ArtifactStore(store)
-    remember_store(home(), artifacts.uri)
     table, splits = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
     parts = StoredParts(store, DAYS)
     judged = evaluation_scenarios(artifacts, champion) if champion is not None else ()

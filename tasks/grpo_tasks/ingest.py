@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.scenarios import ServedSource, Source
-from grpo.log.copies import remember_store
+from grpo.config.scenarios import Source
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, IngestCounts
 from grpo.scenarios.ingest import ingest as ingest_sources
-from grpo.storage.home import home
 from grpo_tasks.execution.results import StageResult
 from grpo_tasks.execution.stage import stage
 
@@ -25,10 +23,7 @@ def ingest(sources: tuple[Source, ...], content: str, max_quarantined_fraction: 
 
     `content` is the digest of the sources. If a file changes, the cache identity of the stage changes.
     """
-    artifacts = ArtifactStore(store)
-    if any(isinstance(source, ServedSource) for source in sources):
-        remember_store(home(), artifacts.uri)
-    with artifacts.new_folder("scenarios") as new:
+    with ArtifactStore(store).new_folder("scenarios") as new:
         counts = ingest_sources(
             sources,
             new.path / SCENARIOS_FILE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,9 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import CurationSettings, MixtureSettings
 from grpo.config.scenarios import FileSource, ServedSource
 from grpo.errors import ConfigError, ErasedError, ReproductionError, StorageError
+from grpo.log.copies import remember_store, stores_in
 from grpo.log.folder import ServedLog
 from grpo.log.join import scenario_id
 from grpo.log.receipt import ErasureReceipt
@@ -40,15 +43,20 @@ from grpo.serving.mirror.traces import assessments, spans, trace_info
 from grpo.storage.fetched import user_temp_folder
 from grpo.store_move import move_store
 from grpo.tables import write_trajectories
+from grpo_flows.pipeline import prepare_scenarios
 from grpo_flows.reproduce import require_unchanged
 from grpo_tasks.build_mixture import build_mixture
 from grpo_tasks.curate import curate
+from grpo_tasks.execution.executor import InProcessExecutor
+from grpo_tasks.execution.stage import executed_by
 from grpo_tasks.ingest import ingest
 from grpo_tasks.split import split
 from grpo_tasks.validate import validate
 from grpo_tasks.write_corrections import write_corrections
+from grpo_tasks.write_served import with_written_data
 from tests.doubles import make_trajectory, put_folder
 from tests.grpo.log.fixtures import feedback, turn
+from tests.places import DESK_MODEL
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:module 'sre_(constants|parse)' is deprecated:DeprecationWarning"  # Great Expectations imports them
@@ -139,6 +147,7 @@ def retrained(
     home.mkdir()
     shutil.copy(database, home / "mlflow.db")
     artifacts, names = ArtifactStore(store), asyncio.run(_serve(home / "served"))
+    remember_store(home, store)  # as the flow does before the first stage
     source = ServedSource(
         kind="served", path=str(home / "served"), segments=ServedLog(home / "served").snapshot(), users="script"
     )
@@ -451,6 +460,40 @@ def test_a_store_of_a_refused_candidate_is_erased(retrained: Retrained):
     assert receipt is not None
     assert receipt.copies["store/mixture"] == 2
     assert retrained.traces(retrained.conversations["anna"], *SECRETS) == set()
+
+
+@pytest.mark.parametrize("reader", ["scenarios", "sft"])
+def test_a_run_that_reads_a_log_remembers_its_store(retrained: Retrained, tmp_path: Path, reader: str):
+    """Also if every stage is a cache hit, because another home has run the same before."""
+    store, source = str(tmp_path / "elsewhere"), {"kind": "served", "path": str(retrained.home / "served")}
+    fields: dict[str, Any] = {"name": "any", "store": store, "registry": {"model_name": "any"}}
+    fields |= {"policy": {"model": str(DESK_MODEL)}, "environment": {"kind": "support_desk"}}
+    fields["reward"] = [{"kind": "checks", "weight": 1}]
+    fields["scenarios"] = {"sources": [source if reader == "scenarios" else {"kind": "jsonl", "path": "x"}]}
+    if reader == "sft":
+        fields["sft"] = {"demonstrations": {**source, "licences": ["own"]}}
+    config = PipelineConfig.model_validate(fields)
+    for _ in range(2):
+        shutil.rmtree(retrained.home / "services")
+        with executed_by(InProcessExecutor()):
+            if reader == "scenarios":
+                prepare_scenarios(config.scenarios, store=store, validation_fraction=1.0)
+            else:
+                with_written_data(config)
+        assert stores_in(retrained.home) == {str(retrained.home / "artifacts"), store}
+
+
+def test_a_store_that_is_gone_stops_nothing_else_and_its_remedy_is_named(retrained: Retrained):
+    """A bucket that was removed: all other places are erased, and the erasure is complete once it is forgotten."""
+    remember_store(retrained.home, "gone://bucket/artifacts")
+    with pytest.raises(StorageError, match="the store gone://bucket/artifacts was not searched: ") as caught:
+        erase(retrained.log, user="anna", home=retrained.home)
+    assert retrained.traces(retrained.conversations["anna"], *SECRETS) == set()
+    (path,) = re.findall(r"If this store is gone for good, remove (\S+\.address)", str(caught.value))
+    Path(path).unlink()
+    receipt = erase(retrained.log, user="anna", home=retrained.home)
+    assert receipt is not None
+    assert receipt.status == "complete"
 
 
 def test_a_store_that_was_moved_is_erased_at_its_new_address(retrained: Retrained, tmp_path: Path):

@@ -191,6 +191,7 @@ def test_processes_that_no_update_takes_are_ended_after_a_while(
         end(group)
         closed.set()
 
+    idle_group.close()  # a group of an earlier test
     monkeypatch.setattr(worker_group, "kill_tree", kill)
     monkeypatch.setattr(worker_group, "_IDLE_S", 0.1)
     monkeypatch.setattr(WorkerGroup, "close", close)
@@ -242,6 +243,7 @@ def test_nodes_need_the_name_of_their_network(
     monkeypatch: pytest.MonkeyPatch, nodes: int, interface: str, refused: bool
 ):
     """Otherwise their unencrypted connections could go over any."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     settings = TrainingSettings(processes=1, nodes=nodes)
     with pytest.raises(ConfigError, match="GLOO_SOCKET_IFNAME is not set") if refused else nullcontext():

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grpo.agents.agent import to_messages
 from grpo.agents.conversations import ConversationManager
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
@@ -56,7 +57,7 @@ def reply_to_each(
     """Each conversation with its reply, for JSON: `{"messages": […], "reply": "…"}`."""
     return [
         {
-            "messages": [{"role": message.role, "content": message.content} for message in conversation],
+            "messages": [message.to_template() for message in conversation],
             "reply": reply(conversation),
         }
         for conversation in conversations
@@ -87,14 +88,16 @@ def read_conversations(path: Path) -> list[list[Message]]:
 def _conversation(item: object, place: str) -> list[Message]:
     if isinstance(item, str) and item.strip():
         return [Message(role="user", content=item)]
-    messages = item if isinstance(item, list) else []
+    messages = item.get("messages") if isinstance(item, dict) else item
     try:
-        parsed = [Message(role=message["role"], content=message["content"]) for message in messages]
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{place}: a message needs role and content ({error!r})") from error
-    if not parsed or parsed[-1].role != "user":
-        raise DataError(f"{place}: it is neither a text nor a list of messages that ends with a message of the user")
-    return parsed
+        parsed = to_messages(messages) if isinstance(messages, list) and messages else ()
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
+    if not parsed or parsed[-1].role not in ("user", "tool") or not parsed[-1].content.strip():
+        raise DataError(
+            f"{place}: it is neither a text nor a list of messages that ends with a message of the user or a tool"
+        )
+    return list(parsed)
 
 
 def checkpoint_policy(model: str) -> Any:

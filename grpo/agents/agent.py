@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
+from grpo.scenarios import logged_chat
+from grpo.scenarios.readers.messages.openai_format import parse_messages
 
 ChatMessage = Mapping[str, Any]
-"""A message in OpenAI's chat format: `role`, `content`, optional `tool_calls`."""
+"""A message in OpenAI's chat format: `role`, `content`, optional `tool_calls`, `tool_call_id` of a result."""
 Context = Mapping[str, Any]
 """Request context: `user_id`, `strategy`, `level` and `knowledge` are read. Other keys are for the caller's own use."""
 
@@ -35,7 +38,7 @@ class Agent(ABC):
 
 
 def to_message(chat: ChatMessage) -> Message:
-    """Convert a message from chat format. Raises `DataError` for an unknown key, role or type."""
+    """Convert a message in the form of chat templates. Raises `DataError` for an unknown key, role or type."""
     unknown = set(chat) - _KEYS
     if unknown or "role" not in chat:
         raise DataError(
@@ -50,12 +53,26 @@ def to_message(chat: ChatMessage) -> Message:
 
 
 def to_messages(messages: Sequence[ChatMessage] | str) -> tuple[Message, ...]:
-    """Convert a conversation from chat format. A string is one user message. Raises `DataError` if it is empty."""
+    """Convert a conversation from OpenAI's chat format. A string is one user message.
+
+    Raises `DataError` if a message cannot be read, or if there is none.
+    """
     if isinstance(messages, str):
         return (Message(role="user", content=messages),)
     if not messages:
         raise DataError("the conversation has no messages. Give at least one")
-    return tuple(map(to_message, messages))
+    if all(isinstance(message, Mapping) for message in messages):
+        with suppress(DataError):  # the form of chat templates, in which each turn of a rollout comes
+            return tuple(map(to_message, messages))
+    try:
+        return tuple(logged_chat.to_messages(parse_messages([_as_mapping(message) for message in messages])))
+    except ValueError as error:
+        raise DataError(f"{error}. Write the messages in OpenAI's chat format") from error
+
+
+def _as_mapping(message: Any) -> Any:
+    """A message of OpenAI's client, e.g. a reply that is sent back, as a mapping."""
+    return message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
 
 
 def _to_tool_call(chat: Any) -> ToolCall:

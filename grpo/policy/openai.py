@@ -255,6 +255,7 @@ def _to_message(response: ChatAnswer, renderer: Renderer) -> Message:
     """
     message = response.choices[0].message
     text = clean_text(message.content) if isinstance(message.content, str) else ""
+    text = text or clean_text(message.refusal or "")
     calls: list[ToolCall] = []
     malformed: str | None = None
     for call in message.tool_calls or ():

@@ -54,6 +54,8 @@ class ReplyMessage(_Answer):
 
     content: str | list[Any] | None = None
     """Text. A list of parts is malformed for whoever wants a text, but its tokens are counted."""
+    refusal: str | None = None
+    """Text with which the model has refused to answer. It is the reply if there is no content."""
     tool_calls: list[Call] | None = None
 
 

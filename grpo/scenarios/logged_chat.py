@@ -20,13 +20,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from pydantic_core import from_json
 
 from grpo.config.chats import LoggedUsers
 from grpo.data_errors import excerpt
-from grpo.messages import Message, ToolCall, split_reasoning
+from grpo.messages import Message, ToolCall, results_message, split_reasoning
 from grpo.scenarios.readers.messages.speaker_turns import merge_speaker_turns, user_turns_and_replies
 from grpo.scenarios.tool_schemas import infer_tool_schemas
 
@@ -208,6 +209,44 @@ def order_results(messages: Sequence[Message]) -> list[int]:
             turn, pending = number, [(call, place) for place, call in enumerate(message.tool_calls)]
             keys.append((turn, -1))
     return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def to_conversation(logged: Sequence[LoggedMessage]) -> tuple[Message, ...]:
+    """Messages of a file as the policy reads them in an episode and in service.
+
+    System messages at the front become one. The results of several calls of a turn become one message with a JSON list
+    of them, in the order of the calls. Raises `ValueError` like `to_messages`.
+    """
+    messages = to_messages(logged)
+    front = list(takewhile(lambda message: message.role == "system", messages))
+    joined = [Message(role="system", content="\n\n".join(message.content for message in front))] if front else []
+    remaining = messages[len(front) :]
+    while remaining:
+        message, *remaining = remaining
+        joined.append(message)
+        results = list(takewhile(lambda result: result.role == "tool", remaining))
+        if 1 < len(message.tool_calls) == len(results):
+            joined.append(results_message([result.content for result in results]))
+            remaining = remaining[len(results) :]
+    return tuple(joined)
+
+
+def to_messages(logged: Sequence[LoggedMessage]) -> list[Message]:
+    """Messages one by one, with the results of each turn in the order of its calls.
+
+    Raises `ValueError` if a result names an id that no call of its turn has.
+    """
+    has_ids = any(message.answers is not None for message in logged)
+    return [_to_message(logged[index]) for index in (order_results(logged) if has_ids else range(len(logged)))]
+
+
+def _to_message(logged: LoggedMessage) -> Message:
+    return Message(
+        role=logged.role,
+        content=logged.content,
+        tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.tool_calls),
+        reasoning=logged.reasoning,
+    )
 
 
 def record_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:

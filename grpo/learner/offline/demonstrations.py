@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +11,17 @@ from numpy.typing import NDArray
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
+from grpo.config.chats import ChatColumns
 from grpo.config.sft import DemonstrationSettings, GeneratedDemonstrations, ServedDemonstrations
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.offline.read_back import check_read_back
 from grpo.learner.offline.training_lines import parse_record, read_lines
-from grpo.messages import Message, Tool, ToolCall, results_message
+from grpo.messages import Message, Tool
 from grpo.renderers.chat_template import Renderer
-from grpo.scenarios.logged_chat import LoggedMessage, order_results
+from grpo.scenarios.logged_chat import LoggedMessage, to_conversation
+from grpo.scenarios.readers.chat_records import labels_of
+from grpo.scenarios.readers.messages.openai_fields import RECORD, left_out
 from grpo.scenarios.readers.messages.openai_format import parse_messages
 from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served
@@ -156,6 +158,10 @@ def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str)
 
 
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
+    """Parse a conversation in OpenAI's format. Its tools are those of the environment."""
+    left_out(RECORD, record, "record", "")
+    if undesired := [name for name, desired in labels_of(record, ChatColumns()).items() if not desired]:
+        raise DataError(f"{undesired[0]} says that its reply is not desired. Leave the conversation out")
     logged = parse_messages(record["messages"])
     for number, message in enumerate(logged):
         if not message.weight:
@@ -164,37 +170,8 @@ def _parse(record: Any, place: str) -> tuple[Message, ...]:
             )
         if message.role == "assistant" and not message.content.strip() and not message.tool_calls:
             raise DataError(f"message {number} of the assistant is empty. Leave the conversation out")
-    return _checked(to_conversation(logged))
-
-
-def to_conversation(logged: Sequence[LoggedMessage]) -> tuple[Message, ...]:
-    """Messages of a file as the policy reads them in an episode and in service.
-
-    System messages at the front become one. The results of several calls of a turn become one message with a JSON list
-    of them, in the order of the calls. Raises `ValueError` if a result names an id that no call of its turn has.
-    """
-    has_ids = any(message.answers is not None for message in logged)
-    messages = [_to_message(logged[index]) for index in (order_results(logged) if has_ids else range(len(logged)))]
-    front = list(takewhile(lambda message: message.role == "system", messages))
-    joined = [Message(role="system", content="\n\n".join(message.content for message in front))] if front else []
-    remaining = messages[len(front) :]
-    while remaining:
-        message, *remaining = remaining
-        joined.append(message)
-        results = list(takewhile(lambda result: result.role == "tool", remaining))
-        if 1 < len(message.tool_calls) == len(results):
-            joined.append(results_message([result.content for result in results]))
-            remaining = remaining[len(results) :]
-    return tuple(joined)
-
-
-def _to_message(logged: LoggedMessage) -> Message:
-    return Message(
-        role=logged.role,
-        content=logged.content,
-        tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.tool_calls),
-        reasoning=logged.reasoning,
-    )
+    system = [LoggedMessage(role="system", content=record["system"])] if record.get("system") else []
+    return _checked(to_conversation([*system, *logged]))
 
 
 def _checked(conversation: tuple[Message, ...]) -> tuple[Message, ...]:

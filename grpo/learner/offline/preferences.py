@@ -23,12 +23,13 @@ from grpo.data_errors import try_call
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.metrics import PreferenceMetrics
-from grpo.learner.offline.demonstrations import to_conversation, with_agent_prompt
+from grpo.learner.offline.demonstrations import with_agent_prompt
 from grpo.learner.offline.read_back import check_read_back
 from grpo.learner.offline.training_lines import read_lines
 from grpo.messages import Message, Role, Tool
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
+from grpo.scenarios.logged_chat import to_conversation
 from grpo.scenarios.readers.messages.openai_format import parse_messages, parse_tools
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Corrections, RedactedCorrection, collect_corrections

@@ -81,7 +81,7 @@ def _fields(
     read: Callable[[dict[str, Any], ChatSettings], LoggedChat], name: str, settings: ChatSettings, data: dict[str, Any]
 ) -> Converted:
     data = {key: value for key, value in data.items() if value is not None}
-    labels = _labels(data, settings)
+    labels = labels_of(data, settings)
     chat = read({key: value for key, value in data.items() if key not in labels}, settings)
     if (undesired := next((name for name, desired in labels.items() if not desired), None)) is not None:
         chat = _without_last_reply(chat, undesired)
@@ -89,8 +89,8 @@ def _fields(
     return fields, chat.all_ignored
 
 
-def _labels(data: Mapping[str, Any], settings: ChatSettings) -> dict[str, bool]:
-    """Labels of the last reply, unless the settings name these keys for something else: is it desired?"""
+def labels_of(data: Mapping[str, Any], settings: ChatSettings) -> dict[str, bool]:
+    """Labels of the last reply, unless the settings name these keys for something else. True if it is desired."""
     own = (settings.column, *settings.names.values())
     truths = {name: _truth(data.get(name)) for name in _LABELS if name not in own}
     if "rating" not in own:

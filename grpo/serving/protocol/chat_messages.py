@@ -39,6 +39,7 @@ class CallPart(Part):
     id: str = Field(max_length=NAME_CHARACTERS)
     type: Literal["function"] = "function"
     function: FunctionCall
+    extra_content: Ignored
     index: Ignored
 
     def to_call(self, place: str) -> ToolCall:
@@ -69,7 +70,10 @@ class ChatMessage(Part):
     cache_control: Ignored
     parsed: Ignored
     provider_specific_fields: Ignored
+    reasoning: Ignored
     reasoning_content: Ignored
+    reasoning_details: Ignored
+    thinking_blocks: Ignored
 
     @property
     def text(self) -> str:

@@ -74,6 +74,7 @@ class ContentPart(Part):
     type: Annotated[Literal["text", "refusal"], BeforeValidator(_readable)]
     text: str | None = None
     refusal: str | None = None
+    annotations: Ignored
     prompt_cache_breakpoint: Ignored
     cache_control: Ignored
 

@@ -14,13 +14,22 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from grpo.errors import DataError
 from grpo.log.ids import turn_of
 from grpo.log.records import OUTCOMES, Feedback
 from grpo.messages import Message, ToolCall
 from grpo.scenario import Expected
+from grpo.scenarios.readers.messages.openai_format import parse_message
 from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter
 from grpo.serving.access.refused_work import STATUSES
@@ -89,6 +98,23 @@ class CorrectedReply(BaseModel):
         return Message(role="assistant", content=self.content, tool_calls=calls)
 
 
+def _own_form(value: Any) -> Any:
+    """A correction in OpenAI's form as `content` and `tool_calls` of this API. Other values stay as they are."""
+    if not isinstance(value, dict):
+        return value
+    calls = value.get("tool_calls")
+    is_openai = isinstance(calls, list) and any(isinstance(call, dict) and "function" in call for call in calls)
+    if not (is_openai or "role" in value or value.get("content", "") is None):
+        return value
+    message = parse_message({"role": "assistant", **value}, 0)
+    if message.role != "assistant":
+        raise ValueError("a correction is a reply of the assistant")
+    if not message.tool_calls:
+        return message.content
+    called = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
+    return {"content": message.content, "tool_calls": called}
+
+
 def to_reply(correction: str | CorrectedReply) -> Message:
     """Message of a correction."""
     return Message(role="assistant", content=correction) if isinstance(correction, str) else correction.to_message()
@@ -107,8 +133,9 @@ class FeedbackRequest(BoundedFields):
     rating: float | None = Field(default=None, ge=0, le=1)
     """0 worst, 1 best."""
     comment: FeedbackText | None = None
-    correction: FeedbackText | CorrectedReply | None = None
-    """Reply that the turn should have been: a text, or `content` and `tool_calls`. Needs `turn_id`."""
+    correction: Annotated[FeedbackText | CorrectedReply | None, BeforeValidator(_own_form)] = None
+    """Reply that the turn should have been: a text, `content` and `tool_calls`, or OpenAI's message. Needs
+    `turn_id`."""
     success: bool | None = None
     """Verified outcome of the conversation."""
     expected: Annotated[Expected, AfterValidator(bounded)] | None = None

@@ -52,6 +52,24 @@ def test_each_conversation_of_a_file_gets_a_reply(script: str, tmp_path: Path, t
     ]
 
 
+def test_calls_and_results_of_a_conversation_are_kept(script: str, tmp_path: Path):
+    """An item may be a record of a fine-tuning file; it may end with the result of a call."""
+    asked = tmp_path / "asked.json"
+    call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": "7"}'}}
+    messages = [
+        {"role": "user", "content": "Where is 7?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "lost"},
+    ]
+    asked.write_text(json.dumps([{"messages": messages}]))
+    result = _evaluate("--checkpoint", script, "--input", str(asked))
+    assert result.exit_code == 0
+    [answered] = json.loads(result.stdout)
+    (kept,) = answered["messages"][1]["tool_calls"]
+    assert kept["function"] == {"name": "look_up", "arguments": {"order": "7"}}
+    assert answered["messages"][2] == {"role": "tool", "content": "lost"}
+
+
 @pytest.mark.parametrize(
     "content",
     ["{", "{}", "[]", "[1]", '[""]', '[[{"role": "user"}]]', '[[{"role": "assistant", "content": "a"}]]', "[[[]]]"],

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
-from grpo.agents.agent import Agent
+from grpo.agents.agent import Agent, to_messages
 from grpo.agents.memory import ConversationMemory
 from grpo.agents.multi_turn import MultiTurnAgent, create_agent, create_stub_agent
 from grpo.agents.tool_agent import ToolAgent
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, DataError, PolicyError
+from grpo.messages import Message, ToolCall
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.byte_renderer import ByteRenderer
@@ -50,6 +52,26 @@ def test_a_string_is_one_user_message():
     """Two agents with the same script reply alike to a string and to the message that it stands for."""
     assert run(stub(*THREE).generate_response("hi")) == "Hello!"
     assert run(stub(*THREE).generate_response([{"role": "user", "content": "hi"}])) == "Hello!"
+
+
+def test_messages_are_read_in_the_format_of_openai():
+    """Arguments as JSON text, the id of a result, parts, a developer, and a reply of OpenAI's client."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": "7"}'}}
+    reply = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
+    sent = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Where is 7?"}], "name": "ann"},
+        reply,
+        {"role": "tool", "tool_call_id": "c1", "content": "lost"},
+    ]
+    assert to_messages(sent) == (  # type: ignore[arg-type]
+        Message(role="system", content="Be brief."),
+        Message(role="user", content="Where is 7?"),
+        Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "7"}),)),
+        Message(role="tool", content="lost"),
+    )
+    with pytest.raises(DataError, match="message is not an object: message 0 is int"):
+        to_messages([7])  # type: ignore[list-item]
 
 
 def test_a_stub_cycles_through_its_replies():
@@ -98,14 +120,17 @@ def test_an_agent_replies_only_after_initialize():
     ("messages", "problem"),
     [
         ([], "no messages"),
-        ([{"role": "bot", "content": "x"}], "role 'bot' is unknown"),
-        ([{"speaker": "user", "content": "x"}], "This one has content, speaker"),
-        ([{"role": "user", "content": 3}], "is a int"),
-        ([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}], "a tool call needs"),
+        ([{"role": "bot", "content": "x"}], "unknown role: bot in message 0"),
+        ([{"speaker": "user", "content": "x"}], "unknown role: null in message 0"),
+        ([{"role": "user", "content": 3}], "content is not text: int in message 0"),
+        (
+            [{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}],
+            "tool call without a function name: message 0",
+        ),
     ],
 )
 def test_malformed_messages_are_refused(messages: list[dict[str, Any]], problem: str):
-    """The message names the expected keys."""
+    """The error names the message."""
     with pytest.raises(DataError, match=problem):
         run(stub("x").generate_response(messages))
 

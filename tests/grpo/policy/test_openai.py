@@ -158,6 +158,16 @@ def test_tool_calls_of_a_chat_server_are_parsed(model: Model, renderer: Renderer
     assert garbled.malformed == "not a tool call: look_up({12)"
 
 
+def test_a_refusal_is_the_reply(model: Model, renderer: Renderer):
+    """Rewards and gates read its words."""
+    answer = _chat(None)
+    _, body = answer({})
+    body["choices"][0]["message"]["refusal"] = "I cannot help."
+    model.answers = [lambda _: (200, body)]
+    reply = _generate(ChatPolicy(model.server()), renderer, HELLO).message
+    assert reply == Message(role="assistant", content="I cannot help.")
+
+
 def test_a_length_limited_answer_has_no_stop_token(model: Model, renderer: Renderer):
     """Its turn did not end."""
     model.answers = [_chat("Hi there", finish="length")]

@@ -10,6 +10,7 @@ from grpo.config.serving import CallerLimits
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
 from grpo.log.records import Feedback
+from grpo.messages import Message, ToolCall
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer
 
@@ -46,6 +47,36 @@ def test_feedback_on_the_conversation_of_another_key_is_refused_as_an_unknown_on
     assert words[0] == words[1]
     assert len(logged(server)) == before
     assert send(server, "owner", conversation_id=reply.conversation_id, **body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("correction", "content", "calls"),
+    [
+        ({"role": "assistant", "content": "Sorry."}, "Sorry.", ()),
+        (
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "refund", "arguments": '{"order": "7"}'}}
+                ],
+            },
+            "",
+            (ToolCall(name="refund", arguments={"order": "7"}),),
+        ),
+    ],
+)
+def test_a_correction_may_be_a_message_of_openai(
+    server: ChatServer, correction: dict[str, Any], content: str, calls: tuple[ToolCall, ...]
+):
+    """As a client has it: with a role, and with the arguments as JSON text."""
+    reply = ask(server, "owner")
+    answer = send(server, "owner", conversation_id=reply.conversation_id, turn_id=reply.id, correction=correction)
+    assert answer.status_code == 200, answer.text
+    assert logged(server)[-1].correction == Message(role="assistant", content=content, tool_calls=calls)
+    body = {"turn_id": reply.id, "correction": {"role": "user", "content": "Sorry."}}
+    wrong = send(server, "owner", conversation_id=reply.conversation_id, **body)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "correction")
 
 
 def test_a_turn_of_another_conversation_is_refused(server: ChatServer):

@@ -167,7 +167,8 @@ def test_every_field_of_a_message_is_null_or_has_its_value(role: str):
 
 def test_a_reply_comes_back_whole_in_every_way_that_clients_append_it():
     """As the server has sent it, as the client's models dump it, parsed, with an index, and with what was refused."""
-    sent = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "Hm.", "tool_calls": [
+    sent = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "Hm.", "reasoning": "Hm.",
+            "reasoning_details": [{"text": "Hm."}], "thinking_blocks": [], "tool_calls": [
         {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]}  # fmt: skip
     result = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "5"}], "name": "f"}
     expected = read(messages=[USER, sent, result]).to_messages()

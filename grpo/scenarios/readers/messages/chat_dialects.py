@@ -168,7 +168,9 @@ def _parsed_calls(calls: Any, number: int) -> Any:
         calls = _json(calls)
         if calls is None:
             raise ValueError(f"tool_calls are not JSON: message {number}")
-    return [_openai_call(call) for call in calls] if isinstance(calls, list) else calls
+    if not isinstance(calls, list):
+        return calls
+    return [_openai_call(_json(call) if isinstance(call, str) else call) for call in calls]
 
 
 def _openai_call(call: Any) -> Any:

@@ -78,6 +78,27 @@ def test_conversations_are_in_the_format_of_openai(tmp_path: Path):
     assert conversation[2].reasoning == "look"
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"label": False}, "label says that its reply is not desired. Leave the conversation out"),
+        ({"images": ["a.png"]}, "record.images cannot be read: content other than text is not read"),
+    ],
+)
+def test_fields_that_make_it_another_conversation_are_refused(tmp_path: Path, fields: dict[str, object], reason: str):
+    """A label of preference data, and pictures."""
+    record = {"messages": [QUESTION.to_template(), ANSWER.to_template()], **fields}
+    with pytest.raises(DataError, match=reason):
+        read_demonstrations(written(tmp_path, json.dumps(record)))
+
+
+def test_a_system_prompt_beside_the_messages_comes_first(tmp_path: Path):
+    """As Anthropic's fine-tuning files have it. Several system messages become one, as in service."""
+    messages = [{"role": "developer", "content": "Be kind."}, QUESTION.to_template(), ANSWER.to_template()]
+    [conversation] = read_demonstrations(written(tmp_path, json.dumps({"system": "Be brief.", "messages": messages})))
+    assert conversation == (Message(role="system", content="Be brief.\n\nBe kind."), QUESTION, ANSWER)
+
+
 def test_a_turn_that_must_not_be_learned_is_refused(tmp_path: Path):
     """OpenAI's weight 0 leaves a turn out of the loss, which is on all turns of the agent here."""
     turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello.", "weight": 0}]

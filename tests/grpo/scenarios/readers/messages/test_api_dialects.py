@@ -34,6 +34,20 @@ def read(tmp_path: Path, item: dict[str, Any]) -> SourceRecord:
     return record
 
 
+def test_calls_may_be_json_texts_in_a_list(tmp_path: Path):
+    """As verifiers saves them."""
+    call = json.dumps({"id": "c1", "name": "look_up", "arguments": '{"order": "7"}'})
+    messages = [
+        {"role": "user", "content": ASKED},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "lost"},
+        {"role": "assistant", "content": DONE},
+    ]
+    data = read(tmp_path, {"messages": messages}).data
+    assert data is not None
+    assert data["world"]["recorded"] == [{"name": "look_up", "arguments": {"order": "7"}, "turn": 0, "result": "lost"}]
+
+
 def agent(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """A question, and the agent's message with these parts and fields."""
     return {"messages": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": [*parts], **fields}]}

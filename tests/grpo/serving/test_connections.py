@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -464,6 +465,42 @@ def test_the_default_leaves_files_to_the_server():
     most = default_connections()
     assert 16 <= most <= 8192
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(soft, most)
+
+
+def test_every_reason_to_close_a_connection_is_counted_from_the_start():
+    """So that a metric of a reason that has not occurred is 0 instead of missing."""
+    assert Connections(most=16, per_address=8).closed == {
+        "head": 0,
+        "room": 0,
+        "refused": 0,
+        "unread": 0,
+        "pipelined": 0,
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the bytes that a client has acknowledged")
+def test_bytes_that_a_client_has_received_are_acknowledged():
+    """Also while it has not read them."""
+
+    ended = asyncio.Event()
+
+    async def read(reader: asyncio.StreamReader, other: asyncio.StreamWriter) -> None:
+        await reader.read()
+        other.close()
+        ended.set()
+
+    async def run() -> None:
+        server = await asyncio.start_server(read, "127.0.0.1", 0)
+        async with server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"x" * 1000)
+            async with asyncio.timeout(240):
+                while _delivered(writer.transport).acknowledged < 1000:  # type: ignore[arg-type]
+                    await asyncio.sleep(0.01)
+            writer.close()
+            await ended.wait()
+
+    asyncio.run(run())
 
 
 def test_a_connection_whose_socket_tells_nothing_has_only_what_waits():

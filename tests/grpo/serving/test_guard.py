@@ -321,6 +321,9 @@ def test_bodies_are_bounded(keys: KeyStore):
             assert (b'"code": "request_too_large"' in plain) == (size > 1000)
         announced = request(port, _post(b"", secret, "content-length: 999999999999"))
         assert announced.split(b" ")[1] == b"413"
+        assert b"\r\nconnection: close\r\n" in announced.lower()
+        for digits, status in ((18, b"413"), (19, b"400")):
+            assert request(port, _post(b"", secret, f"content-length: {'9' * digits}")).split(b" ")[1] == status
         assert request(port, _post(b"x" * 1000, "wrong")).split(b" ")[1] == b"401"
 
 

@@ -7,6 +7,7 @@ import hmac
 import json
 import multiprocessing
 import os
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_a_secret_is_shown_once_and_its_hash_kept(tmp_path: Path):
     assert secret not in text
     assert hashlib.sha256(secret.encode()).hexdigest() in text
     assert path.stat().st_mode & 0o777 == 0o600
+    (record,) = json.loads(text)["keys"]
+    assert datetime.fromisoformat(record["created"]).utcoffset() == timedelta(0)
 
 
 def test_a_caller_has_the_scopes_and_limits_of_its_key(tmp_path: Path):

@@ -157,6 +157,39 @@ def test_a_job_whose_client_left_is_not_done(preparation: Preparation):
     assert order == ["first", "last"]
 
 
+def test_a_client_that_leaves_takes_no_other_job_of_its_key_with_it(preparation: Preparation):
+    gate, order = threading.Event(), list[str]()
+
+    async def run() -> None:
+        first = asyncio.create_task(preparation.run("a", 1024, noted(order, "first", gate)))
+        left = asyncio.create_task(preparation.run("a", 1024, noted(order, "left")))
+        other = asyncio.create_task(preparation.run("a", 1024, noted(order, "other")))
+        await queued(preparation, 3072)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, other), 240)
+
+    asyncio.run(run())
+    assert order == ["first", "other"]
+
+
+def test_long_texts_have_the_same_bound(preparation: Preparation):
+    """A single long text is read whatever its size, and a second one finds no room."""
+    gate = threading.Event()
+
+    async def run() -> APIError:
+        first = asyncio.create_task(preparation.run("a", SHORT + 1, noted([], "a", gate)))
+        await queued(preparation, SHORT + 1)
+        with pytest.raises(APIError) as refused:
+            await preparation.run("b", SHORT + 1, noted([], "b"))
+        gate.set()
+        await first
+        return refused.value
+
+    assert asyncio.run(run()).status == 503
+
+
 def test_the_lane_of_long_texts_rests(preparation: Preparation):
     """Three times as long as a job has kept a core busy, whoever sends the next one."""
     times: list[float] = []

@@ -480,7 +480,7 @@ def test_every_reason_to_close_a_connection_is_counted_from_the_start():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the bytes that a client has acknowledged")
 def test_bytes_that_a_client_has_received_are_acknowledged():
-    """Also while it has not read them."""
+    """As its kernel reports them."""
 
     ended = asyncio.Event()
 

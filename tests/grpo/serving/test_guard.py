@@ -251,13 +251,15 @@ def test_a_server_without_denial_responses_closes_the_socket(keys: KeyStore):
 
 
 def test_a_damaged_key_file_admits_nothing(keys: KeyStore, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """503 without the cause, which is in the log; public paths answer."""
+    """503 with the time to wait but without the cause, which is in the log; public paths answer."""
     headers = {"authorization": f"Bearer {keys.create('shop', ['chat'])}"}
     client = TestClient(_guard(keys))
     (tmp_path / "keys.json").write_text("{")
     response = client.post("/v1/chat/completions", json={}, headers=headers)
     assert (response.status_code, response.json()["error"]["type"]) == (503, "server_error")
     assert "keys.json" not in response.text
+    assert float(response.headers["retry-after"]) > 0
+    assert "no request is admitted, because credentials cannot be checked: " in caplog.text
     assert "keys.json is damaged" in caplog.text
     assert client.get("/healthz").status_code == 200
 

@@ -57,6 +57,17 @@ def test_a_key_pays_for_refused_bytes_until_they_are_a_minute_old():
     assert (work.requests, work.bytes, work.exceeded) == (2, 20_000, 1)
 
 
+def test_refused_requests_of_one_second_are_kept_as_one_entry():
+    """So that memory does not grow with their number: a thousand within a second, and one in the next."""
+    now = 0.5
+    work = RefusedWork(Limiter(), bytes_per_minute=2**30, clock=lambda: now)
+    for _ in range(1000):
+        work.charge(caller(), LEAST_BYTES)
+    now = 1.5
+    work.charge(caller(), LEAST_BYTES)
+    assert list(work._windows["shop"]) == [(61.0, 1000 * LEAST_BYTES), (62.0, LEAST_BYTES)]
+
+
 def test_a_short_refused_request_counts_as_4096_bytes():
     work = RefusedWork(Limiter(), bytes_per_minute=3 * LEAST_BYTES, clock=lambda: 0.0)
     for _ in range(3):

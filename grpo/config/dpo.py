@@ -13,8 +13,8 @@ from grpo.config.served_log import AllowedUse, ServedLogSettings
 class WrittenPairs(Settings):
     """Preference pairs in a file, one per line: `{"prompt": […], "chosen": […], "rejected": […], "tools": […]}`.
 
-    TRL's conversational format: each is a list of messages. `chosen` and `rejected` have one message, the agent's
-    reply.
+    TRL's formats: each is a list of messages or a text, and `chosen` and `rejected` may have the prompt as well. Or
+    OpenAI's `input`, `preferred_output` and `non_preferred_output`.
     """
 
     kind: Literal["jsonl"]

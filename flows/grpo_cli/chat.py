@@ -93,7 +93,8 @@ def _conversation(item: object, place: str) -> list[Message]:
         parsed = to_messages(messages) if isinstance(messages, list) and messages else ()
     except DataError as error:
         raise DataError(f"{place}: {error}") from error
-    if not parsed or parsed[-1].role not in ("user", "tool") or not parsed[-1].content.strip():
+    is_said = bool(parsed) and (parsed[-1].role == "tool" or parsed[-1].content != "")
+    if not is_said or parsed[-1].role not in ("user", "tool"):
         raise DataError(
             f"{place}: it is neither a text nor a list of messages that ends with a message of the user or a tool"
         )

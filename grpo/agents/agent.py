@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
-from grpo.scenarios import logged_chat
+from grpo.scenarios.logged_chat import to_conversation
 from grpo.scenarios.readers.messages.openai_format import parse_messages
 
 ChatMessage = Mapping[str, Any]
@@ -59,13 +59,14 @@ def to_messages(messages: Sequence[ChatMessage] | str) -> tuple[Message, ...]:
     """
     if isinstance(messages, str):
         return (Message(role="user", content=messages),)
+    messages = list(messages)
     if not messages:
         raise DataError("the conversation has no messages. Give at least one")
     if all(isinstance(message, Mapping) for message in messages):
         with suppress(DataError):  # the form of chat templates, in which each turn of a rollout comes
             return tuple(map(to_message, messages))
     try:
-        return tuple(logged_chat.to_messages(parse_messages([_as_mapping(message) for message in messages])))
+        return to_conversation(parse_messages([_as_mapping(message) for message in messages]))
     except ValueError as error:
         raise DataError(f"{error}. Write the messages in OpenAI's chat format") from error
 

@@ -184,7 +184,8 @@ def _read_table(path: Path) -> pa.Table:
 
 def remember_store(home: Path, store: str) -> None:
     """Keep the address of a store that gets conversations, so that an erasure searches it before a version names it."""
-    address = store if "://" in store else str(Path(store).expanduser().absolute())
+    local = store.removeprefix("file://")
+    address = store.rstrip("/") if "://" in local else str(Path(local).expanduser().absolute())
     write_atomically(_remembered(home, address), address)
 
 

@@ -54,7 +54,7 @@ class ReplyMessage(_Answer):
 
     content: str | list[Any] | None = None
     """Text. A list of parts is malformed for whoever wants a text, but its tokens are counted."""
-    refusal: str | None = None
+    refusal: Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)] = None
     """Text with which the model has refused to answer. It is the reply if there is no content."""
     tool_calls: list[Call] | None = None
 

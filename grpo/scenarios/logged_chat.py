@@ -215,9 +215,10 @@ def to_conversation(logged: Sequence[LoggedMessage]) -> tuple[Message, ...]:
     """Messages of a file as the policy reads them in an episode and in service.
 
     System messages at the front become one. The results of several calls of a turn become one message with a JSON list
-    of them, in the order of the calls. Raises `ValueError` like `to_messages`.
+    of them, in the order of the calls. Raises `ValueError` if a result names an id that no call of its turn has.
     """
-    messages = to_messages(logged)
+    has_ids = any(message.answers is not None for message in logged)
+    messages = [_to_message(logged[index]) for index in (order_results(logged) if has_ids else range(len(logged)))]
     front = list(takewhile(lambda message: message.role == "system", messages))
     joined = [Message(role="system", content="\n\n".join(message.content for message in front))] if front else []
     remaining = messages[len(front) :]
@@ -229,15 +230,6 @@ def to_conversation(logged: Sequence[LoggedMessage]) -> tuple[Message, ...]:
             joined.append(results_message([result.content for result in results]))
             remaining = remaining[len(results) :]
     return tuple(joined)
-
-
-def to_messages(logged: Sequence[LoggedMessage]) -> list[Message]:
-    """Messages one by one, with the results of each turn in the order of its calls.
-
-    Raises `ValueError` if a result names an id that no call of its turn has.
-    """
-    has_ids = any(message.answers is not None for message in logged)
-    return [_to_message(logged[index]) for index in (order_results(logged) if has_ids else range(len(logged)))]
 
 
 def _to_message(logged: LoggedMessage) -> Message:
@@ -281,9 +273,13 @@ def record_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _joined_results(messages: Sequence[Message], number: int, pending: int) -> list[Any] | None:
-    """Results of all pending calls, if there are several and this is the only message with results."""
+    """Results of all pending calls, if there are several and this is their only message with results.
+
+    Only our own messages join results. In another log, a list may be the result of one of the calls.
+    """
     message, following = messages[number], messages[number + 1 : number + 2]
-    if pending < 2 or _answers(message) is not None or (following and following[0].role == "tool"):
+    is_only = messages[number - 1].role != "tool" and not (following and following[0].role == "tool")
+    if pending < 2 or isinstance(message, LoggedMessage) or not is_only:
         return None
     value = json_value(message.content)
     return value if isinstance(value, list) and len(value) == pending else None

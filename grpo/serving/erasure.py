@@ -14,8 +14,9 @@ conversations that it names.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from grpo.artifacts import ArtifactStore
@@ -123,24 +124,36 @@ def _erase_copies(
     tracking_uri, mentions = tracking_address(home), Mentions(digests)
     addresses = {*stores_in(home), *stores}
     skipped: list[str] = []
-    if tracking_uri is not None:
-        registered, skipped = registered_stores(tracking_uri)
-        addresses |= registered
     failed: list[str] = []
+
+    def attempt(place: str, work: Callable[[], None], remedy: str = "") -> None:
+        """Do the work of one place. If it fails, the others are searched nevertheless."""
+        try:
+            work()
+        except Exception as error:
+            failed.append(f"{place} was not searched: {error}{remedy}")
+
+    def find_registered() -> None:
+        registered, unsigned = registered_stores(str(tracking_uri))
+        addresses.update(registered)
+        skipped.extend(unsigned)
+
+    if tracking_uri is not None:
+        attempt("the registry", find_registered)
     for address in sorted({*addresses, *map(present_address, addresses)}):
         if "://" in address or Path(address).is_dir():
-            try:
-                _note(erase_from_store(ArtifactStore(address), mentions), receipt)
-            except (GRPOError, OSError) as error:  # the other places come first
-                failed.append(f"the store {address} was not searched: {error}{forgetting(home, address)}")
-    _note(erase_from_home(home, mentions, erased=receipt.artifacts, log=folder), receipt)
+            attempt(
+                f"the store {address}",
+                lambda address=address: _note(erase_from_store(ArtifactStore(address), mentions), receipt),  # type: ignore[misc]
+                forgetting(home, address),
+            )
+    own = partial(erase_from_home, home, mentions, erased=receipt.artifacts, log=folder)
+    attempt(f"the home {home}", lambda: _note(own(), receipt))
     if tracking_uri is not None:
-        _note(erase_from_mlflow(tracking_uri, mentions, digests), receipt)
+        attempt("MLflow", lambda: _note(erase_from_mlflow(tracking_uri, mentions, digests), receipt))
     if failed:
         raise StorageError("; ".join(failed))
-    if tracking_uri is None:
-        return [], []
-    return versions_trained_on(tracking_uri, receipt.artifacts), skipped
+    return ([] if tracking_uri is None else versions_trained_on(tracking_uri, receipt.artifacts)), skipped
 
 
 def _note(copies: Iterator[ErasedCopy], receipt: ReceiptFile) -> None:

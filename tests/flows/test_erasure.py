@@ -496,9 +496,30 @@ def test_a_store_that_is_gone_stops_nothing_else_and_its_remedy_is_named(retrain
     assert receipt.status == "complete"
 
 
-def test_a_store_that_was_moved_is_erased_at_its_new_address(retrained: Retrained, tmp_path: Path):
+def test_a_place_that_fails_in_any_way_holds_up_no_other(retrained: Retrained, monkeypatch: pytest.MonkeyPatch):
+    """An object store's client has errors of its own, and MLflow does not answer."""
+
+    def fail(store: ArtifactStore, mentions: object) -> None:
+        raise RuntimeError("the client of the bucket")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("grpo.serving.erasure.erase_from_store", fail)
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        with pytest.raises(StorageError, match=r"the registry was not searched.*the client of the bucket.*MLflow was"):
+            erase(retrained.log, user="anna", home=retrained.home)
+    assert not any(place.endswith("report.json") for place in retrained.traces(*SECRETS) if "mlartifacts" not in place)
+    erase(retrained.log, user="anna", home=retrained.home)
+    assert retrained.traces(retrained.conversations["anna"], *SECRETS) == set()
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_store_that_was_moved_is_erased_at_its_new_address(retrained: Retrained, tmp_path: Path, prefix: str):
     """No version names the new address, and no run has written there since."""
-    move_store(retrained.store, str(tmp_path / "moved"))
+    shutil.rmtree(retrained.home / "services")
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(retrained.store, elsewhere)
+    remember_store(retrained.home, f"{prefix}{elsewhere}")
+    move_store(str(elsewhere), str(tmp_path / "moved"))
     moved = replace(retrained, home=tmp_path / "moved")
     assert moved.traces(*SECRETS) != set()
     receipt = erase(retrained.log, user="anna", home=retrained.home)

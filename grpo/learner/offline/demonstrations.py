@@ -19,10 +19,10 @@ from grpo.learner.offline.read_back import check_read_back
 from grpo.learner.offline.training_lines import parse_record, read_lines
 from grpo.messages import Message, Tool
 from grpo.renderers.chat_template import Renderer
-from grpo.scenarios.logged_chat import LoggedMessage, to_conversation
+from grpo.scenarios.logged_chat import to_conversation
 from grpo.scenarios.readers.chat_records import labels_of
 from grpo.scenarios.readers.messages.openai_fields import RECORD, left_out
-from grpo.scenarios.readers.messages.openai_format import parse_messages
+from grpo.scenarios.readers.messages.openai_format import parse_message, parse_messages
 from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Demonstrations, collect_demonstrations
@@ -160,7 +160,8 @@ def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str)
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
     """Parse a conversation in OpenAI's format. Its tools are those of the environment."""
     left_out(RECORD, record, "record", "")
-    if undesired := [name for name, desired in labels_of(record, ChatColumns()).items() if not desired]:
+    labels = {name: value for name, value in record.items() if not isinstance(value, int) or isinstance(value, bool)}
+    if undesired := [name for name, desired in labels_of(labels, ChatColumns()).items() if not desired]:
         raise DataError(f"{undesired[0]} says that its reply is not desired. Leave the conversation out")
     logged = parse_messages(record["messages"])
     for number, message in enumerate(logged):
@@ -170,8 +171,9 @@ def _parse(record: Any, place: str) -> tuple[Message, ...]:
             )
         if message.role == "assistant" and not message.content.strip() and not message.tool_calls:
             raise DataError(f"message {number} of the assistant is empty. Leave the conversation out")
-    system = [LoggedMessage(role="system", content=record["system"])] if record.get("system") else []
-    return _checked(to_conversation([*system, *logged]))
+    system = parse_message({"role": "system", "content": record.get("system")}, 0)
+    is_new = system.content.strip() and system.content not in (message.content for message in logged[:1])
+    return _checked(to_conversation([system, *logged] if is_new else logged))
 
 
 def _checked(conversation: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -30,7 +30,8 @@ from grpo.messages import Message, Role, Tool
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import to_conversation
-from grpo.scenarios.readers.messages.openai_format import parse_messages, parse_tools
+from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
+from grpo.scenarios.readers.messages.openai_format import parse_arguments, parse_messages, parse_tools
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Corrections, RedactedCorrection, collect_corrections
 
@@ -95,7 +96,8 @@ def _parse(record: Any, place: str) -> WrittenPair:
     {"prompt": "U1", "chosen": "C", "rejected": "R"}                         texts
     {"input": {"messages": [U1]}, "preferred_output": [C], "non_preferred_output": [R]}
     """
-    if isinstance(given := record.get("input"), dict):
+    if "preferred_output" in record:
+        given = record["input"]
         record = {"prompt": given["messages"], "tools": given.get("tools"), **record}
         record |= {"chosen": record["preferred_output"], "rejected": record["non_preferred_output"]}
     sides = {side: _messages(record[side], side, "assistant") for side in ("chosen", "rejected")}
@@ -123,10 +125,12 @@ def _parse(record: Any, place: str) -> WrittenPair:
 def _messages(value: Any, name: str, speaker: Role) -> tuple[Message, ...]:
     """Messages in OpenAI's format, also as JSON in a text. Any other text is one message of the speaker."""
     parsed = try_call(lambda: json.loads(value)) if isinstance(value, str) else value
-    if isinstance(value, str) and not (isinstance(parsed, list) and all(isinstance(item, dict) for item in parsed)):
+    if isinstance(value, str) and not (
+        isinstance(parsed, list) and parsed and all(isinstance(item, dict) and "role" in item for item in parsed)
+    ):
         return (Message(role=speaker, content=value),)
     logged = parse_messages([parsed] if isinstance(parsed, dict) else parsed)
-    if name != "prompt" and any(not message.weight for message in logged):
+    if name != "prompt" and logged and not logged[-1].weight:
         raise DataError(f"{name} has weight 0, so that it must not be learned. Leave the pair out")
     return to_conversation(logged)
 
@@ -143,11 +147,12 @@ def _reply(messages: Sequence[Message], side: str) -> Message:
 def _tools(value: Any) -> tuple[Tool, ...] | None:
     """Tools as they are written, because the policy reads them as they were served. None if there are none."""
     if isinstance(value, str):
-        value = json.loads(value) if value.strip() else None
+        value = json.loads(value) if value.strip() else []
     if value is None:
         return None
     parse_tools(value)  # raises an error if they are no tools
-    functions = [tool.get("function", tool) for tool in value]
+    tools = [parse_arguments(tool, "a tool") if isinstance(tool, str) else tool for tool in rewrite_tools(value)]
+    functions = [tool.get("function", tool) for tool in tools]
     return tuple(
         Tool(name=part["name"], description=part.get("description") or "", parameters=part.get("parameters") or {})
         for part in functions

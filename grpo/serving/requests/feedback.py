@@ -103,16 +103,22 @@ def _own_form(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     calls = value.get("tool_calls")
-    is_openai = isinstance(calls, list) and any(isinstance(call, dict) and "function" in call for call in calls)
-    if not (is_openai or "role" in value or value.get("content", "") is None):
+    listed = calls if isinstance(calls, list) else []
+    called = [call["function"] for call in listed if isinstance(call, dict) and "function" in call]
+    if not (called or "role" in value or value.get("content", "") is None):
         return value
+    texts = [function.get("arguments") for function in called if isinstance(function, dict)]
+    if any(isinstance(text, str) and len(text) > _MOST_BYTES for text in texts):
+        raise ValueError(f"the arguments of a call have more than {_MOST_BYTES} bytes. Send fewer")
     message = parse_message({"role": "assistant", **value}, 0)
-    if message.role != "assistant":
+    if message.role != "assistant" or not message.weight:
         raise ValueError("a correction is a reply of the assistant")
+    if not message.tool_calls and not message.content.strip():
+        raise ValueError("a correction needs content or tool_calls")
     if not message.tool_calls:
         return message.content
-    called = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
-    return {"content": message.content, "tool_calls": called}
+    corrected = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
+    return {"content": message.content, "tool_calls": corrected}
 
 
 def to_reply(correction: str | CorrectedReply) -> Message:

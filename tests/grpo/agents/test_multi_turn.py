@@ -70,6 +70,7 @@ def test_messages_are_read_in_the_format_of_openai():
         Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "7"}),)),
         Message(role="tool", content="lost"),
     )
+    assert to_messages(iter(sent)) == to_messages(sent)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="message is not an object: message 0 is int"):
         to_messages([7])  # type: ignore[list-item]
 

@@ -144,3 +144,8 @@ def test_our_own_messages_have_the_results_of_several_calls_as_one_list():
     assert [call["result"] for call in record_calls(apart)] == [[1, 2], "none"]
     with pytest.raises(ValueError, match="unanswered tool call"):
         record_calls([asked, Message(role="tool", content="[1, 2, 3]")])
+    three = Message(role="assistant", content="", tool_calls=(*calls, calls[0]))
+    with pytest.raises(ValueError, match="unanswered tool call"):
+        record_calls([three, Message(role="tool", content="a"), Message(role="tool", content="[1, 2]")])
+    with pytest.raises(ValueError, match="unanswered tool call"):
+        record_calls([agent("", look_up("7"), look_up("8")), result("[1, 2]")])

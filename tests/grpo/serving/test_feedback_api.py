@@ -77,6 +77,9 @@ def test_a_correction_may_be_a_message_of_openai(
     body = {"turn_id": reply.id, "correction": {"role": "user", "content": "Sorry."}}
     wrong = send(server, "owner", conversation_id=reply.conversation_id, **body)
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "correction")
+    for empty in ({"content": None}, {"role": "assistant", "content": ""}, {"content": None, "tool_calls": []}):
+        refused = send(server, "owner", conversation_id=reply.conversation_id, turn_id=reply.id, correction=empty)
+        assert refused.status_code == 400, empty
 
 
 def test_a_turn_of_another_conversation_is_refused(server: ChatServer):

@@ -97,6 +97,16 @@ def test_a_system_prompt_beside_the_messages_comes_first(tmp_path: Path):
     messages = [{"role": "developer", "content": "Be kind."}, QUESTION.to_template(), ANSWER.to_template()]
     [conversation] = read_demonstrations(written(tmp_path, json.dumps({"system": "Be brief.", "messages": messages})))
     assert conversation == (Message(role="system", content="Be brief.\n\nBe kind."), QUESTION, ANSWER)
+    parts = [{"type": "text", "text": "Be kind."}]
+    for system in (parts, "Be kind.", " "):
+        [conversation] = read_demonstrations(written(tmp_path, json.dumps({"system": system, "messages": messages})))
+        assert conversation == (Message(role="system", content="Be kind."), QUESTION, ANSWER)
+
+
+def test_a_number_under_label_is_the_name_of_a_class(tmp_path: Path):
+    """Only a switch says whether the reply is desired."""
+    record = {"messages": [QUESTION.to_template(), ANSWER.to_template()], "label": 0}
+    assert len(read_demonstrations(written(tmp_path, json.dumps(record)))) == 1
 
 
 def test_a_turn_that_must_not_be_learned_is_refused(tmp_path: Path):

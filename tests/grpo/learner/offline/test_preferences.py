@@ -91,6 +91,30 @@ def test_pairs_are_read_in_the_formats_of_trl_and_openai(tmp_path: Path):
         read_pairs(written(tmp_path, {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "Ho."}, BAD]}))
 
 
+@pytest.mark.parametrize(
+    ("tools", "read"),
+    [
+        ([{"name": "f", "input_schema": {"type": "object"}}], (Tool(name="f", parameters={"type": "object"}),)),
+        ([{"function_declarations": [{"name": "f"}]}], (Tool(name="f"),)),
+        (['{"name": "f"}'], (Tool(name="f"),)),
+        ("", ()),
+        ("null", None),
+        (None, None),
+    ],
+)
+def test_tools_are_read_in_the_formats_of_other_servers(tmp_path: Path, tools: object, read: tuple[Tool, ...] | None):
+    """Anthropic's, Gemini's, JSON in texts, no tools, and the environment's."""
+    [pair] = read_pairs(written(tmp_path, {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD], "tools": tools}))
+    assert pair.tools == read
+
+
+@pytest.mark.parametrize("text", ["[]", '[{"id": 1}]', "[1]", '{"role": "user"}'])
+def test_a_text_that_is_other_json_is_a_text(tmp_path: Path, text: str):
+    """As a task that extracts data has it, on either side."""
+    [pair] = read_pairs(written(tmp_path, {"prompt": text, "chosen": text, "rejected": [BAD], "input": {"order": 7}}))
+    assert (pair.prompt[0].content, pair.chosen.content) == (text, text)
+
+
 def test_pairs_that_were_written_from_a_log_are_read_as_they_were_served(tmp_path: Path):
     """A result after a malformed call, which is no call, and a tool that the client gave without parameters."""
     served = (

@@ -139,7 +139,8 @@ def _erase_copies(
         skipped.extend(unsigned)
 
     if tracking_uri is not None:
-        attempt("the registry", find_registered)
+        attempt("MLflow", find_registered)
+    answers = not failed  # otherwise MLflow's client would ask it for minutes
     for address in sorted({*addresses, *map(present_address, addresses)}):
         if "://" in address or Path(address).is_dir():
             attempt(
@@ -149,7 +150,7 @@ def _erase_copies(
             )
     own = partial(erase_from_home, home, mentions, erased=receipt.artifacts, log=folder)
     attempt(f"the home {home}", lambda: _note(own(), receipt))
-    if tracking_uri is not None:
+    if tracking_uri is not None and answers:
         attempt("MLflow", lambda: _note(erase_from_mlflow(tracking_uri, mentions, digests), receipt))
     if failed:
         raise StorageError("; ".join(failed))

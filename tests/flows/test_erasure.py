@@ -314,7 +314,8 @@ def receipts(retrained: Retrained) -> list[ErasureReceipt]:
 def test_an_erasure_that_was_interrupted_is_completed_by_the_next(
     retrained: Retrained, monkeypatch: pytest.MonkeyPatch
 ):
-    """The tracking server does not answer: the log is erased, and counted; once it answers, copies are added."""
+    """The tracking server does not answer: log, store and home are erased, and counted; once it answers, its copies are
+    added."""
     database = f"sqlite:///{retrained.home}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(
@@ -324,7 +325,9 @@ def test_an_erasure_that_was_interrupted_is_completed_by_the_next(
         erase(retrained.log, user="anna", home=retrained.home, stores=[retrained.store])
     assert "served" not in " ".join(retrained.traces(*SECRETS))
     [first] = receipts(retrained)
-    assert (first.status, first.turns, first.feedback, first.copies) == ("incomplete", 1, 1, {})
+    assert (first.status, first.turns, first.feedback) == ("incomplete", 1, 1)
+    assert {"store/mixture", "home/report.json"} <= first.copies.keys()
+    assert not any(place.startswith("mlflow/") for place in first.copies)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
     receipt = erase(retrained.log, user="anna", home=retrained.home, stores=[retrained.store])
     assert receipt is not None

@@ -16,18 +16,16 @@ from typing import Any
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.pipeline import PipelineConfig, PolicySettings
-from grpo.config.scenarios import ScenarioSettings, ServedSource
+from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError
 from grpo.evaluation.iteration import iteration_metrics
 from grpo.evaluation.schema import FineTuning, IterationMetrics, PreferenceTuning, RolloutRecord, SliceMetrics
 from grpo.identity.cache_identity import model_digest
-from grpo.log.copies import remember_store
 from grpo.preflight.outcomes import settled
 from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash, pin_sources
 from grpo.scenarios.table import read_scenarios
-from grpo.storage.home import home
 from grpo_flows.steps.rollouts import Rollouts, collect_heldout, collect_rollouts, collect_window, end_window
 from grpo_tasks.curriculum import CurriculumResult, curriculum
 from grpo_tasks.dpo import DPOResult, dpo
@@ -71,8 +69,6 @@ def prepare_scenarios(
     If an environment is given, scenarios that it cannot play are left out.
     """
     settings = pin_sources(settings)
-    if any(isinstance(source, ServedSource) for source in settings.sources):
-        remember_store(home(), store)
     bound = settings.max_quarantined_fraction
     ingested = ingest(
         sources=settings.sources,

@@ -24,7 +24,6 @@ from grpo.config.sft import SFTSettings, WrittenDemonstrations
 from grpo.errors import DataError, GRPOError
 from grpo.identity.cache_identity import short_digest
 from grpo.identity.code import LOG_PREFIX, code_digest, external_digests
-from grpo.log.copies import remember_store
 from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
 from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
 from grpo.retraining.data_lineage import STARTED_FROM
@@ -152,7 +151,6 @@ class Checked:
 def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
     """Curate the conversations that exist now, and check every trigger."""
     models, artifacts = registry(), ArtifactStore(pipeline.store)
-    remember_store(home(), pipeline.store)
     name, settings = pipeline.registry.model_name, pin_sources(pipeline.scenarios)
     serving = champion(models, artifacts, name, follow_alias=pipeline.registry.follow_alias)
     challenger = last_challenger(models, artifacts, name, serving)

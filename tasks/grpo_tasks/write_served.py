@@ -8,9 +8,7 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.dpo import ServedPairs, WrittenPairs
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.sft import ServedDemonstrations, WrittenDemonstrations
-from grpo.log.copies import remember_store
 from grpo.scenarios.readers.served import served_digest, served_snapshot
-from grpo.storage.home import home
 from grpo_tasks.execution.results import StageResult
 from grpo_tasks.execution.stage import stage
 
@@ -63,7 +61,6 @@ def with_written_data(config: PipelineConfig) -> PipelineConfig:
 
 
 def _written(source: ServedDemonstrations | ServedPairs, store: str) -> str:
-    remember_store(home(), store)
     pinned = served_snapshot(source)
     result = write_served(source=pinned, content=served_digest(pinned), store=store)
     return ArtifactStore(store).address(result.written)

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ge
 
 from grpo import process_settings, progress
 from grpo.artifacts import ArtifactStore
+from grpo.config.served_log import ServedLogSettings
 from grpo.errors import ArtifactError, printable
 from grpo.identity.cache_identity import stage_key
 from grpo.identity.code import executed_code
 from grpo.reads.recording import recorded_reads
+from grpo.storage.home import home
 from grpo.storage.locks import file_lock
 from grpo.user_failures import is_exception, user_code
 from grpo_tasks.execution import retries
@@ -108,6 +110,10 @@ class Stage(Generic[P, R]):
         With `alone`, the identity is locked for that time, so that no other process computes it as well.
         """
         store, key = ArtifactStore(inputs["store"]), stage_key(self.name, inputs)
+        if _reads_log(inputs):  # also for a cached result, which another home may have made
+            from grpo.log.copies import remember_store
+
+            remember_store(home(), inputs["store"])
         with file_lock(lock_path(key)) if alone else nullcontext():
             try:
                 result = read_result(store, key, self.result_type)
@@ -211,6 +217,12 @@ def executed_by(executor: Executor) -> Iterator[None]:
         yield
     finally:
         _executor.reset(token)
+
+
+def _reads_log(inputs: Mapping[str, Any]) -> bool:
+    """True if an input is a serving log, whose conversations the stage copies into the store."""
+    values = (item for value in inputs.values() for item in (value if isinstance(value, tuple) else (value,)))
+    return any(isinstance(item, ServedLogSettings) for item in values)
 
 
 @contextmanager

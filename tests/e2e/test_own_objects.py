@@ -59,17 +59,17 @@ def test_the_page_runs_outside_of_the_repository(command: Command, folder: Path,
 
     The lineage names the modules; a misspelt option is refused before anything runs.
     """
-    command("train", str(folder / "counter.yaml"))
-    assert computed(tmp_path / "home", "counter")["rollout"] == 2 + 2  # two iterations, two sides held out
-    command("train", str(folder / "counter.yaml"))
-    assert computed(tmp_path / "home", "counter") == {}
-    lineage = command("lineage", "models:/counter@champion", "--json")
+    command("train", str(folder / "shop_desk.yaml"))
+    assert computed(tmp_path / "home", "shop_desk")["rollout"] == 2 + 2  # two iterations, two sides held out
+    command("train", str(folder / "shop_desk.yaml"))
+    assert computed(tmp_path / "home", "shop_desk") == {}
+    lineage = command("lineage", "models:/shop_desk@champion", "--json")
     for module in ("shop_environment", "shop_agent", "shop_renderer", "shop_rewards", "shop_scenarios"):
         assert f"module {module}" in lineage
-    misspelt = command("train", str(folder / "counter.yaml"), "--set", "agent.options.tune=3", exits=2)
+    misspelt = command("train", str(folder / "shop_desk.yaml"), "--set", "agent.options.tune=3", exits=2)
     assert "shop_agent:ShopAgent has no option 'tune'. It takes tone" in misspelt
     assert "ingest" not in misspelt
-    misspelt = command("train", str(folder / "counter.yaml"), "--set", "policy.renderer.options.hour=3", exits=2)
+    misspelt = command("train", str(folder / "shop_desk.yaml"), "--set", "policy.renderer.options.hour=3", exits=2)
     assert "shop_renderer:ShopRenderer has no option 'hour'. It takes hours" in misspelt
     assert "ingest" not in misspelt
 

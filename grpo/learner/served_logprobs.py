@@ -1,6 +1,6 @@
 """Log-probabilities of served turns, computed again with the weights that they claim.
 
-If a server samples with other weights than it names, or if somebody changed the log, the ratios of a later update would
+If a server samples with other weights than it names, or if the log was changed, the ratios of a later update would
 be wrong without any other sign.
 """
 

@@ -190,14 +190,14 @@ def remember_store(home: Path, store: str) -> None:
 
 
 def forgetting(home: Path, address: str) -> str:
-    """What to do if a remembered store is gone for good. Empty for a store that is not remembered."""
+    """Remedy for the message of an error, if a remembered store is gone. Empty if the store is not remembered."""
     path = _remembered(home, address)
     return f". If this store is gone for good, remove {path}" if path.exists() else ""
 
 
 def stores_in(home: Path) -> set[str]:
-    """Addresses of artifact stores: all below a home, where configs may have placed others than its own, and the
-    remembered ones."""
+    """Addresses of the artifact stores below a home, where configs may have placed further ones, and of remembered
+    stores."""
     remembered = (path.read_text(encoding="utf-8").strip() for path in (home / _STORES).glob(f"*{_ADDRESS}"))
     addresses = {str(home / "artifacts"), *filter(None, remembered)}
     for root, folders, _ in os.walk(home):

@@ -53,9 +53,9 @@ class ReplyMessage(_Answer):
     """Reply of a chat model."""
 
     content: str | list[Any] | None = None
-    """Text. A list of parts is malformed for whoever wants a text, but its tokens are counted."""
+    """Text. A list of parts cannot be read as a text, but its tokens are counted."""
     refusal: Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)] = None
-    """Text with which the model has refused to answer. It is the reply if there is no content."""
+    """Text with which the model has refused to answer. It is the reply if `content` is empty."""
     tool_calls: list[Call] | None = None
 
 

@@ -127,7 +127,7 @@ def _erase_copies(
     failed: list[str] = []
 
     def attempt(place: str, work: Callable[[], None], remedy: str = "") -> None:
-        """Do the work of one place. If it fails, the others are searched nevertheless."""
+        """Do the work of one place. If it fails, the other places are still searched."""
         try:
             work()
         except Exception as error:

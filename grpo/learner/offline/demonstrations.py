@@ -158,7 +158,7 @@ def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str)
 
 
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
-    """Parse a conversation in OpenAI's format. Its tools are those of the environment."""
+    """Parse a conversation in OpenAI's format. `tools` is not read, because the prompt has the environment's tools."""
     left_out(RECORD, record, "record", "")
     labels = {name: value for name, value in record.items() if not isinstance(value, int) or isinstance(value, bool)}
     if undesired := [name for name, desired in labels_of(labels, ChatColumns()).items() if not desired]:

@@ -150,7 +150,7 @@ def _tools(value: Any) -> tuple[Tool, ...] | None:
         value = json.loads(value) if value.strip() else []
     if value is None:
         return None
-    parse_tools(value)  # raises an error if they are no tools
+    parse_tools(value)  # raises an error if a tool cannot be read
     tools = [parse_arguments(tool, "a tool") if isinstance(tool, str) else tool for tool in rewrite_tools(value)]
     functions = [tool.get("function", tool) for tool in tools]
     return tuple(

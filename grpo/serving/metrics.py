@@ -338,7 +338,7 @@ class _Retrainings(Collector):
 
 
 def _joins(counts: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Answered turns and feedback by their result, from `JoinCounts.flat`. Empty if there is no serving log."""
+    """Answered turns and feedback by their result, from `JoinCounts.flat`. Empty without a serving log."""
     if not counts:
         return {}, {}
     unjoined, quarantined = (

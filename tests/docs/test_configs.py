@@ -164,7 +164,7 @@ def test_the_config_of_the_readme_trains_to_a_decision_on_the_reward(tmp_path: P
 
 
 def test_the_config_of_the_logs_page_trains_to_a_decision_on_the_reward(tmp_path: Path, home: Path):
-    """A log does not show that its calls were right, so that there is no success to compare."""
+    """A log does not show whether its calls were right, so the gate compares the reward instead of the success rate."""
     for name, content in re.findall(
         r"^`([\w.]+)`\n\n```\w+\n(.*?)```", _page("docs/logs.md"), re.DOTALL | re.MULTILINE
     ):

@@ -59,7 +59,7 @@ class ChatMessage(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
-    """Text of a model's refusal, which is used if there is no content."""
+    """Text of a model's refusal. The server reads it as the content if the message has no content."""
     tool_calls: Annotated[list[CallPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     tool_call_id: str | None = Field(default=None, max_length=NAME_CHARACTERS)
     audio: Annotated[None, refused("sound is not read. Send the words as content")] = None

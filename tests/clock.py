@@ -1,8 +1,14 @@
-"""A clock for tests that wait: time passes when there is nothing else to do, and only then."""
+"""Clocks for tests that wait: a loop that never waits, and functions of `time` that one module calls."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
 
 
 class IdleClockLoop(asyncio.SelectorEventLoop):
@@ -23,3 +29,11 @@ class IdleClockLoop(asyncio.SelectorEventLoop):
         if not self._ready and timers:  # type: ignore[attr-defined]
             self._now = max(self._now, min(timers))
         super()._run_once()  # type: ignore[misc]
+
+
+def patch_time(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., Any]) -> None:
+    """Replace functions of `time` for one module.
+
+    If a test replaced `time.sleep` itself, a thread of an earlier test that sleeps in a loop would never sleep again.
+    """
+    monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(time), **functions}))

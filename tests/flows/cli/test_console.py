@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import logging
-import time
 
 import pytest
 from rich.table import Table
 
 from grpo import progress
 from grpo.errors import printable
+from grpo_cli import console as console_module
 from grpo_cli.console import PlainConsole, _OnceFilter, show_progress
+from tests.clock import patch_time
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_progress_shows_a_stage_whose_text_looks_like_markup():
 def test_without_a_terminal_a_long_stage_has_a_line_each_half_minute(monkeypatch: pytest.MonkeyPatch):
     """And the time left counts from the first rollout: 40 s of fine-tuning are not those of an iteration of 20 s."""
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    patch_time(monkeypatch, console_module, monotonic=lambda: now[0])
     shown = io.StringIO()
     with show_progress(PlainConsole(file=shown, width=200), iterations=3):
         for step in range(5):

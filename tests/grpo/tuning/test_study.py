@@ -22,9 +22,11 @@ from grpo.config.tuning import HPOConfig
 from grpo.errors import BudgetError, ConfigError, StorageError
 from grpo.notebook.config import TrainingConfig
 from grpo.storage.locks import file_lock
+from grpo.tuning import storage as storage_module
 from grpo.tuning.storage import begin_trial, fail_stale_trials, heartbeat, open_storage
 from grpo.tuning.study import IntermediateEvaluation, TrialRunner, evaluation_iterations, open_study, search
 from grpo.tuning.study_summary import StudySummary, summarize_study
+from tests.clock import patch_time
 
 BASE = TrainingConfig(beta=0.5)
 CONFIG = HPOConfig.model_validate(
@@ -345,7 +347,7 @@ def test_a_trial_that_beats_again_after_an_outage_is_not_failed(
         if beats:
             storage.record_heartbeat(trial._trial_id)
 
-    monkeypatch.setattr("grpo.tuning.storage.time.sleep", pause)
+    patch_time(monkeypatch, storage_module, sleep=pause)
     fail_stale_trials(study)
     assert (study.trials[0].state.name, pauses) == (state, [4.0])
     fail_stale_trials(study)

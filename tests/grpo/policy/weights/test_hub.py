@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import file_download
 
 from grpo import progress
 from grpo.errors import ArtifactError, PolicyError, StorageError
 from grpo.policy.weights.hub import fetch, hub_model, plan
 from grpo.policy.weights.sources import model_source
 from grpo.storage.hub import OFFLINE, HubRepository, pin
+from tests.clock import patch_time
 from tests.hub_server import Hub, HubRepo, hub_server, model_files
 from tests.places import DESK_MODEL
 
@@ -115,7 +117,7 @@ def test_a_download_that_breaks_off_for_good_leaves_no_part(
     server: Hub, desk: HubRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The error says what to do, and the next fetch is whole."""
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
+    patch_time(monkeypatch, file_download, sleep=lambda seconds: None)
     desk.cuts["model.safetensors"] = [1_000_000, 0, 0, 0, 0, 0, 0, 0]
     with pytest.raises(ConnectionError, match=r"breaks off\. Run it again, or set HF_HUB_OFFLINE"):
         _fetch()

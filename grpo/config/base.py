@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, get_args, get_origin
@@ -19,7 +20,6 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from grpo.storage.shipped import SCHEME, shipped_folder
 
@@ -156,7 +156,7 @@ def without_paths(settings: BaseModel) -> dict[str, Any]:
     keys = settings.path_options if isinstance(settings, Settings) else ()
     values: dict[str, Any] = {}
     for name, value in settings:
-        marks = marks_of(type(settings).model_fields[name])
+        marks = marks_of(type(settings), name)
         if any(isinstance(mark, ByContent | Placement) for mark in marks):
             continue
         if isinstance(value, str) and any(isinstance(mark, ModelMark) for mark in marks):
@@ -171,7 +171,7 @@ def without_paths(settings: BaseModel) -> dict[str, Any]:
 def named_inputs(settings: BaseModel) -> Iterator[str]:
     """Files and folders of fields with the mark `ByContent` that are inputs. Declared reads may be `$VARIABLES`."""
     for name, value in settings:
-        marks = [mark for mark in marks_of(type(settings).model_fields[name]) if isinstance(mark, ByContent)]
+        marks = [mark for mark in marks_of(type(settings), name) if isinstance(mark, ByContent)]
         if marks and value is not None and all(mark.is_input for mark in marks):
             yield from value if isinstance(value, tuple) else (value,)
 
@@ -179,7 +179,7 @@ def named_inputs(settings: BaseModel) -> Iterator[str]:
 def named_models(settings: BaseModel) -> Iterator[str]:
     """Addresses of models in fields of the type `ModelAddress`."""
     for name, value in settings:
-        if value is not None and any(isinstance(m, ModelMark) for m in marks_of(type(settings).model_fields[name])):
+        if value is not None and any(isinstance(m, ModelMark) for m in marks_of(type(settings), name)):
             yield value
 
 
@@ -202,7 +202,7 @@ def _with_paths(settings: S, change: Callable[[str], str]) -> S:
 
     changes: dict[str, Any] = {}
     for name, value in settings:
-        marks = marks_of(type(settings).model_fields[name])
+        marks = marks_of(type(settings), name)
         if isinstance(value, Settings):
             changes[name] = _with_paths(value, change)
         elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
@@ -221,10 +221,12 @@ def _with_paths(settings: S, change: Callable[[str], str]) -> S:
     return settings.model_copy(update=changed) if changed else settings
 
 
-def marks_of(field: FieldInfo) -> list[object]:
+@cache
+def marks_of(kind: type[BaseModel], name: str) -> tuple[object, ...]:
     """Marks of a field. The ones of an optional field, `LocalPath | None`, are inside of its annotation."""
+    field = kind.model_fields[name]
     inner = (get_args(part)[1:] for part in get_args(field.annotation) if get_origin(part) is Annotated)
-    return [*field.metadata, *chain.from_iterable(inner)]
+    return (*field.metadata, *chain.from_iterable(inner))
 
 
 class ModelMark:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from grpo.config.gates import with_metric
+from grpo.config.gates import Metric, with_metric
 from grpo.config.pipeline import PipelineConfig
 from grpo.policy.weights.registered import REGISTERED
 from grpo.preflight.checks import CHECKS
@@ -16,7 +16,7 @@ from grpo.preflight.passed import has_passed, identity_of, recently_passed
 from grpo.preflight.table import SERVERS, Check, Depth, Purpose
 from grpo.registry import Registry
 
-__all__ = ["Check", "Purpose", "check", "find_faults", "prepared"]
+__all__ = ["Check", "Purpose", "check", "find_faults"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,20 +96,21 @@ def find_faults(
                     add(entry.name, error)
             except EXPECTED as error:
                 add(entry.name, error)
-        if not faults:
-            has_passed(identity, depth)
-        return Checked(faults=tuple(faults), config=None if faults else prepared(facts, purpose=purpose))
+        if faults:
+            return Checked(faults=tuple(faults), config=None)
+        metric = None
+        if purpose == "train":
+            metric = next(iter(passed.values())) if passed else gate_metric(facts)
+        has_passed(identity, depth, metric)
+        return Checked(faults=(), config=_as_run(facts, purpose=purpose, metric=metric))
 
 
-def prepared(facts: Facts, *, purpose: Purpose) -> PipelineConfig:
+def _as_run(facts: Facts, *, purpose: Purpose, metric: Metric | None) -> PipelineConfig:
     """The config as a run uses it: models pinned, and for a training the metric of gates that name none, if known.
 
     For an evaluation the config is returned as given.
     """
     if purpose == "evaluate":
         return facts.given
-    config = facts.config()
-    if purpose == "trial":
-        return config
-    metric = gate_metric(facts)
+    config = facts.config()  # not remembered, because an alias may have been moved since
     return config if metric is None else config.model_copy(update={"gates": with_metric(config.gates, metric)})

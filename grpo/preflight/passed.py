@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from grpo.config.gates import Metric
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import HubDataSource
 from grpo.identity.cache_identity import short_digest
@@ -15,8 +16,8 @@ from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
 
 RECENT_S = 120.0
-_passed: dict[tuple[str, Depth], float] = {}
-"""Times at which configs passed their checks, by digest and depth."""
+_passed: dict[tuple[str, Depth], tuple[float, Metric | None]] = {}
+"""Time at which a config passed its checks, and the metric of gates that name none, by digest and depth."""
 
 
 def identity_of(config: PipelineConfig, *, purpose: Purpose, whole: bool) -> str | None:
@@ -32,15 +33,18 @@ def identity_of(config: PipelineConfig, *, purpose: Purpose, whole: bool) -> str
     return short_digest([config.model_dump(mode="json"), purpose, whole, read, str(home()), tracking_uri()])
 
 
-def recently_passed(identity: str | None) -> set[Depth]:
-    """Depths of the checks that have just been passed. Older ones are forgotten, because files and servers change."""
+def recently_passed(identity: str | None) -> dict[Depth, Metric | None]:
+    """Metric of gates that name none (`grpo.preflight.outcomes`), by the depth of the checks that were just passed.
+
+    Checks that were passed earlier are forgotten, because files and servers change.
+    """
     now = time.monotonic()
-    for key in [key for key, made in _passed.items() if now - made > RECENT_S]:
+    for key in [key for key, (made, _) in _passed.items() if now - made > RECENT_S]:
         _passed.pop(key, None)
-    return {depth for digest, depth in list(_passed) if digest == identity}
+    return {depth: metric for (digest, depth), (_, metric) in list(_passed.items()) if digest == identity}
 
 
-def has_passed(identity: str | None, depth: Depth) -> None:
+def has_passed(identity: str | None, depth: Depth, metric: Metric | None) -> None:
     """Remember that a config passed the checks of this depth."""
     if identity is not None:
-        _passed[identity, depth] = time.monotonic()
+        _passed[identity, depth] = time.monotonic(), metric

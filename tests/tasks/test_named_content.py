@@ -114,8 +114,8 @@ def _classes() -> list[type[BaseModel]]:
 
 def _named(kind: type[BaseModel]) -> Iterator[tuple[str, str]]:
     """Fields that name a file, a model or code, and what they name."""
-    for name, field in kind.model_fields.items():
-        marks = marks_of(field)
+    for name in kind.model_fields:
+        marks = marks_of(kind, name)
         if any(isinstance(mark, ByContent) for mark in marks):
             yield name, LOG if kind.__name__.startswith("Served") else FILE
         elif any(isinstance(mark, ModelMark) for mark in marks):

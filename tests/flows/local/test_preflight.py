@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.tuning import TuneConfig
 from grpo.errors import CapacityError, ConfigError, PolicyError, StorageError
+from grpo.preflight import facts
 from grpo.preflight.outcomes import settled
 from grpo.scenario import Expected
 from grpo_local import preflight
@@ -277,6 +278,27 @@ def test_what_a_command_has_checked_is_not_checked_again_by_its_flow(tmp_path: P
     monkeypatch.setattr("grpo.preflight.passed.RECENT_S", 0.0)
     preflight.check(config, depth="files")
     assert len(probed) == 3 * len(config.reward)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_flow_after_its_command_reads_no_scenarios_again_but_pins_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The sources are the same, because their digest is in the identity. An alias may have been moved."""
+    config = _config(tmp_path)
+    checked = preflight.check(config)
+    calls: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("ingest", "pin_models"):
+        monkeypatch.setattr(facts, name, noted(name, getattr(facts, name)))
+    assert (preflight.check(config), calls) == (checked, ["pin_models"])
 
 
 @pytest.mark.filterwarnings("ignore")

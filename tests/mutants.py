@@ -63,6 +63,16 @@ PARTS = {
             )
         ],
     ),
+    "sampling": (
+        "grpo/policy/transformers/sampling",
+        [
+            f"tests/grpo/policy/transformers/test_{name}.py"
+            for name in (
+                *("followers", "logits_filters", "padded_sampler", "prefix_cache", "sampler", "serving_sampler"),
+                *("token_masks", "turn_sampler"),
+            )
+        ],
+    ),
     "policy": ("grpo/policy/transformers", ["tests/grpo/policy"]),
     "learner": ("grpo/learner", ["tests/grpo/learner"]),
 }

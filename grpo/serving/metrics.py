@@ -306,7 +306,7 @@ class _Retrainings(Collector):
                 (
                     "turns",
                     "Answered turns of the serving log that the retraining has read: joined to a conversation, or "
-                    "unjoined.",
+                    "unjoined, e.g. because an earlier turn is missing.",
                 ),
                 (
                     "feedback",

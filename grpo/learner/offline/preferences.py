@@ -31,6 +31,7 @@ from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import to_conversation
 from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
+from grpo.scenarios.readers.messages.filled_nulls import schema_without_filled_nulls, without_filled_nulls
 from grpo.scenarios.readers.messages.openai_format import parse_arguments, parse_messages, parse_tools
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Corrections, RedactedCorrection, collect_corrections
@@ -100,9 +101,15 @@ def _parse(record: Any, place: str) -> WrittenPair:
         given = record["input"]
         record = {"prompt": given["messages"], "tools": given.get("tools"), **record}
         record |= {"chosen": record["preferred_output"], "rejected": record["non_preferred_output"]}
-    sides = {side: _messages(record[side], side, "assistant") for side in ("chosen", "rejected")}
+    tools = _tools(record.get("tools"))
+
+    def messages(side: str, speaker: Role) -> tuple[Message, ...]:
+        read = _messages(record[side], side, speaker)
+        return without_filled_nulls(read, lambda: {tool.name: tool.parameters for tool in tools or ()})
+
+    sides = {side: messages(side, "assistant") for side in ("chosen", "rejected")}
     if "prompt" in record:
-        prompt = _messages(record["prompt"], "prompt", "user")
+        prompt = messages("prompt", "user")
     else:
         prompt = sides["chosen"][:-1]
         if prompt != sides["rejected"][:-1]:
@@ -119,7 +126,7 @@ def _parse(record: Any, place: str) -> WrittenPair:
         )
     if chosen == rejected:
         raise DataError("chosen and rejected are the same: no reply is preferred")
-    return WrittenPair(prompt=prompt, chosen=chosen, rejected=rejected, tools=_tools(record.get("tools")), place=place)
+    return WrittenPair(prompt=prompt, chosen=chosen, rejected=rejected, tools=tools, place=place)
 
 
 def _messages(value: Any, name: str, speaker: Role) -> tuple[Message, ...]:
@@ -154,7 +161,11 @@ def _tools(value: Any) -> tuple[Tool, ...] | None:
     tools = [parse_arguments(tool, "a tool") if isinstance(tool, str) else tool for tool in rewrite_tools(value)]
     functions = [tool.get("function", tool) for tool in tools]
     return tuple(
-        Tool(name=part["name"], description=part.get("description") or "", parameters=part.get("parameters") or {})
+        Tool(
+            name=part["name"],
+            description=part.get("description") or "",
+            parameters=schema_without_filled_nulls(part.get("parameters") or {}),
+        )
         for part in functions
     )
 

@@ -23,6 +23,7 @@ from grpo.scenarios.readers.files.parquet import read_parquet
 from grpo.scenarios.readers.files.places import without_nulls
 from grpo.scenarios.readers.mapped_columns import check_fields, check_present, map_cells, map_columns, merge_fields
 from grpo.scenarios.readers.message_rows import read_message_rows
+from grpo.scenarios.readers.messages.filled_nulls import fields_without_filled_nulls
 from grpo.scenarios.records import SourceRecord, convert_record
 
 _FIRST_KEYS = {"alpaca": "instruction", "prompt_completion": "prompt"}
@@ -45,7 +46,7 @@ def read_table_file(source: TableSource, kind: str, path: Path, csv: CsvFormat =
         return ArrowFile(path).read()
     if kind == "csv":
         return read_csv(path, csv)
-    return _read_json(source, kind, path)
+    return (convert_record(record, fields_without_filled_nulls) for record in _read_json(source, kind, path))
 
 
 def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat = DETECTED) -> Iterator[SourceRecord]:

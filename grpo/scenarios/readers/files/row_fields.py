@@ -10,10 +10,10 @@ from pydantic_core import from_json
 
 from grpo.data_errors import error_text, excerpt, try_call
 from grpo.parquet_rows import ArrowRow
+from grpo.scenarios.readers.messages.filled_nulls import fields_without_filled_nulls
 from grpo.scenarios.records import SourceRecord
 
 NESTED = ("user_responses", "tools", "world", "expected", "metadata")
-_SECTIONS = ("expected", "metadata")
 
 
 Fields = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -43,7 +43,4 @@ def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:
                 fields[name] = from_json(fields[name], allow_inf_nan=False)
             except ValueError as error:
                 raise ValueError(f"column {name} is not JSON: {str(error).replace('line 1 ', '')}") from error
-    for name in _SECTIONS:  # a struct column has every field, null if a record lacks it
-        if isinstance(fields.get(name), dict):
-            fields[name] = {key: value for key, value in fields[name].items() if value is not None}
-    return fields
+    return fields_without_filled_nulls(fields)

@@ -68,8 +68,8 @@ PARTS = {
         [
             f"tests/grpo/policy/transformers/test_{name}.py"
             for name in (
-                *("followers", "logits_filters", "padded_sampler", "prefix_cache", "sampler", "serving_sampler"),
-                *("token_masks", "turn_sampler"),
+                *("followers", "logits_filters", "padded_sampler", "prefix_cache", "replaced_model", "sampler"),
+                *("serving_sampler", "token_masks", "turn_sampler"),
             )
         ],
     ),

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.exactness import choose_path
-from grpo.policy.transformers.sampling.catalog import make_sampler
+from grpo.policy.transformers.sampling.catalog import make_sampler, make_serving_sampler
 from grpo.policy.transformers.sampling.padded_sampler import PaddedSampler
 from tests.models.families import tiny_model
 
@@ -80,10 +80,15 @@ def test_a_batch_without_padding_has_one_length():
     assert sorted(prefills) == [(1, 3), (1, 9), (2, 5), (2, 11)]
 
 
-def test_finished_rows_leave_the_batch_when_they_are_half_of_it():
-    """Turns of 1, 1 and 4 tokens: a prefill of 3 rows, then 3 steps of the row that is left."""
-    model = _model()
-    sampler = _sampler(model)
+@pytest.mark.parametrize(
+    ("family", "path", "processed"), [("mamba2", "padded", 3 * 5 + 3), ("rwkv", "uncached", 3 * 5 + 6 + 7 + 8)]
+)
+def test_finished_rows_leave_the_batch_when_they_are_half_of_it(family: str, path: Path, processed: int):
+    """Turns of 1, 1 and 4 tokens: a prefill of 3 rows, then 3 steps of the row that is left.
+
+    Without a cache each step reads the whole row.
+    """
+    sampler = _sampler(_model(family), path)
 
     async def run() -> None:
         async with sampler:
@@ -96,8 +101,41 @@ def test_finished_rows_leave_the_batch_when_they_are_half_of_it():
             )
 
     asyncio.run(run())
-    assert sampler.tokens_processed == 3 * 5 + 3
+    assert sampler.tokens_processed == processed
     assert sampler.tokens_generated == 1 + 1 + 4
+
+
+def test_turns_that_are_submitted_one_after_the_other_begin_in_one_batch():
+    """Each a round of the event loop after the one before, and more of them than idle rounds end the waiting."""
+    sampler = _sampler(_model())
+    admitted: list[int] = []
+    sampler.on_pass = lambda: admitted.append(sampler.turns_admitted)
+
+    async def late(rounds: int) -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        await _turn(sampler.open(), PROMPTS[0], seed=rounds, tokens=1)
+
+    async def run() -> None:
+        async with sampler:
+            await asyncio.gather(*map(late, range(6)))
+
+    asyncio.run(run())
+    assert admitted == [6]
+
+
+def test_a_sampler_of_the_catalog_has_the_path_of_its_model_and_names_the_policy():
+    """Both samplers, that of rollouts and that of a server."""
+    model = _model("rwkv")
+    rollouts = make_sampler(model, stop_ids=(), concurrency=2, max_context=64, policy_hash="p1")
+    serving = make_serving_sampler(
+        model, stop_ids=(), concurrency=2, max_context=64, prefill_chunk=8, prefix_cache_bytes=0
+    )
+    for sampler, policy_hash in ((rollouts, "p1"), (serving, "")):
+        session = sampler.open()
+        asyncio.run(_turn(session, PROMPTS[0], seed=1, tokens=3))
+        assert sampler.tokens_processed == 5 + 6 + 7, "the path of rwkv is uncached"
+        assert [(span.policy_hash, span.start) for span in session.policy_spans] == [(policy_hash, 5)]
 
 
 def test_a_turn_that_waits_is_admitted_when_the_batch_has_ended():

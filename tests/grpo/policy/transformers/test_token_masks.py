@@ -67,6 +67,21 @@ def _begins(text: str, texts: tuple[str, ...]) -> bool:
     return text != "" and any(each.startswith(text) for each in texts)
 
 
+def test_logits_beyond_the_vocabulary_are_excluded(clerk: TransformersPolicy):
+    """As of a model with a padded embedding, e.g. Qwen. Two matchers, one row without a grammar between them."""
+    masks = TokenMasks(Grammars(clerk.tokenizer, [1]))
+    first, second = (masks.grammars.matcher(grammar) for grammar in (CHOICE, DIGITS))
+    words = masks.grammars.vocabulary_size
+    scores = torch.zeros(3, words + 5)
+    masks.begin({first: 0, second: 0})
+    masks.apply(scores, [first, None, second])
+    kept = scores.isfinite()
+    assert kept[1].all()
+    assert not kept[[0, 2], words:].any()
+    assert {clerk.tokenizer.decode([token])[0] for token in kept[0].nonzero().flatten().tolist()} == {"y", "n"}
+    assert all(clerk.tokenizer.decode([token]).isdigit() for token in kept[2].nonzero().flatten().tolist())
+
+
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.0}, {"top_p": 0.01}])
 def test_turns_of_one_batch_have_grammars_of_their_own(clerk: TransformersPolicy, fields: dict[str, float]):
     """Two grammars and none, for the same prompt, also where the likeliest token alone is left."""
@@ -88,8 +103,18 @@ def test_turns_of_one_batch_have_grammars_of_their_own(clerk: TransformersPolicy
 
 
 def test_a_faulty_grammar_fails_its_own_turn_and_a_sampler_of_rollouts_reads_none(clerk: TransformersPolicy):
-    with pytest.raises(GrammarError):
-        asyncio.run(generate(sampler_of(clerk), [10, 11], "start: /(/\n"))
+    """Turns after it in the batch get their tokens."""
+
+    async def together() -> list[Generation | BaseException]:
+        sampler = sampler_of(clerk)
+        turns = (generate(sampler, [10, 11], grammar) for grammar in ("start: /(/\n", CHOICE))
+        return await asyncio.gather(*turns, return_exceptions=True)
+
+    failure, choice = asyncio.run(together())
+    assert isinstance(failure, GrammarError)
+    assert "regex parse error" in str(failure)
+    assert isinstance(choice, Generation)
+    assert clerk.tokenizer.decode(choice.token_ids, skip_special_tokens=True) in ("yes", "no")
     with pytest.raises(PolicyError, match="reads no grammar"):
         asyncio.run(generate(sampler_of(clerk, masks=False), [10, 11], CHOICE))
     rollouts = make_sampler(clerk.model, stop_ids=[1], concurrency=2, max_context=64)

@@ -49,7 +49,7 @@ _ONCE = ("evaluate", "gate", "register")
 class Plan(BaseModel):
     """Base of plans."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class PlannedStage(Plan):

@@ -34,7 +34,7 @@ from grpo_tasks.run_checkpoints import RunCheckpoints
 class Reproduction(BaseModel):
     """Policies then and now, and the inputs that differ."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     expected: tuple[str, ...]

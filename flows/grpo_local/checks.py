@@ -50,7 +50,7 @@ PREFECT, MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
 class CheckResult(BaseModel):
     """Outcome of one check."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     area: str
     name: str

@@ -30,11 +30,9 @@ import yaml
 from grpo import progress
 from grpo.config.pipeline import ComputeSettings
 from grpo.config.rollout import RolloutSettings, StartedServers
-from grpo.config.serving import EngineSettings, RolloutServingSettings, ServeConfig
 from grpo.environment_variables import variables_set
 from grpo.errors import ConfigError
 from grpo.policy.servers.policy import KEY, STARTED
-from grpo.serving.access.keys import KeyStore
 from grpo.storage.fetched import user_temp_folder
 from grpo.storage.files import storage_errors
 from grpo.storage.home import home
@@ -126,6 +124,8 @@ def rollout_servers(settings: StartedServers) -> Iterator[RunServers]:
     Their logs are in `services` in the home. They are removed at the end if no server has failed, and otherwise by the
     next run that starts servers.
     """
+    from grpo.serving.access.keys import KeyStore  # most runs start no servers, and need no modules of serving
+
     folders, logs = user_temp_folder() / "rollout-servers", home() / "services"
     with storage_errors(str(logs)):
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -159,6 +159,8 @@ def _is_stored(call: Call[Any]) -> bool:
 
 def _service(settings: StartedServers, number: int, port: int, *, folder: Path, log: Path) -> ManagedProcess:
     """One server. Its home is in the folder of the run's servers."""
+    from grpo.config.serving import EngineSettings, RolloutServingSettings, ServeConfig
+
     place = folder / str(number)
     (place / "services").mkdir(mode=0o700, parents=True)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.count)

@@ -19,7 +19,7 @@ _RELATIONS = {">": operator.gt, "<=": operator.le, ">=": operator.ge}
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Interval(_Part):

@@ -11,7 +11,7 @@ class UpdateMetrics(BaseModel):
     Metrics that an optimizer step measures are None if the update was skipped.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     informative_share: float = 0.0
     """Share of groups with an advantage other than 0."""
@@ -54,7 +54,7 @@ class UpdateMetrics(BaseModel):
 class PreferenceMetrics(BaseModel):
     """Metrics of a policy on preference pairs, against the reference policy of DPO."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     loss: float
     """DPO's loss, nats per pair."""

@@ -47,7 +47,7 @@ _BATCH = 256  # conversations whose records wait for the disk together
 class LoggedConversation(BaseModel):
     """One conversation that another server had."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: str = Field(min_length=1, max_length=256)
     """Name of the conversation at the other server. If it is appended again under this name, it counts once."""

@@ -16,7 +16,7 @@ LARGEST_COUNT = 10**12
 
 
 class _Answer(BaseModel):
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 def _count(value: Any) -> Any:

@@ -52,7 +52,7 @@ class SuccessCount(BaseModel):
 class Curriculum(BaseModel):
     """Successes by scenario and by level before an iteration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     scenarios: dict[str, SuccessCount] = {}
     """By scenario id. A scenario that was not rolled out is missing."""

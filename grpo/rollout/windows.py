@@ -58,7 +58,7 @@ class QueueState(BaseModel):
 class WindowMetrics(BaseModel):
     """Staleness of a window's episodes, and overlap of the rollout with the updates."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     staleness_mean: float
     """Mean staleness of the episodes: updates between the policy of the oldest token and the one that is trained."""

@@ -35,7 +35,7 @@ _OTHERS = "other parts"
 class SourceCounts(BaseModel):
     """Counts of one source: `records = scenarios + quarantined`, `scenarios = scripted + goals`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     """Its path or function, and its kind."""
@@ -56,7 +56,7 @@ class SourceCounts(BaseModel):
 class IngestCounts(BaseModel):
     """Counts of an ingestion: `records = scenarios + quarantined`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     records: int
     scenarios: int

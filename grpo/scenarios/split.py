@@ -36,7 +36,7 @@ class CategoryCount(BaseModel):
 class Split(BaseModel):
     """Ids of both splits, in the order of their hashes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     train: tuple[str, ...]
     heldout: tuple[str, ...]

@@ -31,7 +31,7 @@ _LISTED = re.compile(r"(?:[\w.]+-)?[0-9a-f]{64}")
 class Document(BaseModel):
     """Base of immutable documents. An unknown field is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class DocumentStore:

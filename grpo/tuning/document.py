@@ -23,7 +23,7 @@ PAGE, DOCUMENT, BEST = "study.html", "study.json", "best.yaml"
 class StudyDocument(BaseModel):
     """Contents of a study's report. A change of meaning raises the schema version."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal["1"] = SCHEMA_VERSION
     name: str

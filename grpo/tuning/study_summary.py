@@ -26,7 +26,7 @@ _MIN_TRIALS = 4  # complete trials for an importance
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TrialRecord(_Part):

@@ -31,7 +31,7 @@ _KEYS_AND_VALUES = 2.0
 class MemoryEstimate(BaseModel):
     """Bytes of a training, by purpose."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parameters: int
     """Number of parameters, adapters included."""

@@ -33,7 +33,7 @@ buffer of the next unit. `make bench` measures 4.6 and 4.7, of which activations
 class ProcessMemory(BaseModel):
     """Bytes of one process of an update, by purpose."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     processes: int
     """Processes on all nodes."""

@@ -21,7 +21,7 @@ _ENGINE = EngineSettings()
 class ServersMemory(BaseModel):
     """Bytes of each rollout server, by purpose, without Python and its packages."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     servers: int
     weights: int

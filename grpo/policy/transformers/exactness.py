@@ -70,7 +70,7 @@ _GRADIENT_ELEMENTS = 2**22
 class PathCheck(BaseModel):
     """Forward path of a model and what the comparison with its plain forward pass measured, in float32."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: ForwardPath
     attention: str

@@ -41,7 +41,7 @@ class TurnRewardAgreement(BaseModel):
     interval is for independent episodes.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     groups: int
     episodes: int

@@ -33,7 +33,7 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 class APIKey(BaseModel):
     """A key without its secret."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=_NAME)
     """1 to 64 letters, digits, `.`, `_` and `-`."""

@@ -72,7 +72,7 @@ def test_logits_beyond_the_vocabulary_are_excluded(clerk: TransformersPolicy):
     masks = TokenMasks(Grammars(clerk.tokenizer, [1]))
     first, second = (masks.grammars.matcher(grammar) for grammar in (CHOICE, DIGITS))
     words = masks.grammars.vocabulary_size
-    scores = torch.zeros(3, words + 5)
+    scores = torch.zeros(3, words + 40)  # more than the 32 to which a mask's width is rounded up
     masks.begin({first: 0, second: 0})
     masks.apply(scores, [first, None, second])
     kept = scores.isfinite()
@@ -102,19 +102,26 @@ def test_turns_of_one_batch_have_grammars_of_their_own(clerk: TransformersPolicy
     assert texts[2] == clerk.tokenizer.decode(free.token_ids, skip_special_tokens=True)
 
 
-def test_a_faulty_grammar_fails_its_own_turn_and_a_sampler_of_rollouts_reads_none(clerk: TransformersPolicy):
-    """Turns after it in the batch get their tokens."""
+def test_a_grammar_that_fails_while_it_is_read_fails_its_own_turn(clerk: TransformersPolicy):
+    """A turn after it in the batch gets its tokens."""
 
     async def together() -> list[Generation | BaseException]:
-        sampler = sampler_of(clerk)
-        turns = (generate(sampler, [10, 11], grammar) for grammar in ("start: /(/\n", CHOICE))
-        return await asyncio.gather(*turns, return_exceptions=True)
+        sampler, sampling = sampler_of(clerk), Sampling(temperature=0.7, max_new_tokens=12, seed=3, grammar=CHOICE)
+        failing, other = (sampler.submit(sampler.open(), Prompt(new_ids=[10, 11]), sampling) for _ in range(2))
+        assert failing.matcher is not None
+        failing.matcher.consume_token(clerk.tokenizer.convert_tokens_to_ids("7"))  # neither yes nor no
+        return await asyncio.gather(failing.future, other.future, return_exceptions=True)
 
     failure, choice = asyncio.run(together())
     assert isinstance(failure, GrammarError)
-    assert "regex parse error" in str(failure)
+    assert "doesn't satisfy the grammar" in str(failure)
     assert isinstance(choice, Generation)
     assert clerk.tokenizer.decode(choice.token_ids, skip_special_tokens=True) in ("yes", "no")
+
+
+def test_a_faulty_grammar_is_refused_and_a_sampler_of_rollouts_reads_none(clerk: TransformersPolicy):
+    with pytest.raises(GrammarError, match="regex parse error"):
+        asyncio.run(generate(sampler_of(clerk), [10, 11], "start: /(/\n"))
     with pytest.raises(PolicyError, match="reads no grammar"):
         asyncio.run(generate(sampler_of(clerk, masks=False), [10, 11], CHOICE))
     rollouts = make_sampler(clerk.model, stop_ids=[1], concurrency=2, max_context=64)

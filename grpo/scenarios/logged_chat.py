@@ -28,7 +28,7 @@ from pydantic_core import from_json
 from grpo.config.chats import LoggedUsers
 from grpo.data_errors import excerpt
 from grpo.messages import Message, ToolCall, results_message, split_reasoning
-from grpo.scenarios.readers.messages.filled_nulls import without_filled_nulls
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.messages.speaker_turns import merge_speaker_turns, user_turns_and_replies
 from grpo.scenarios.tool_schemas import infer_tool_schemas
 

@@ -21,7 +21,7 @@ from grpo.messages import Message, Tool
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import to_conversation
 from grpo.scenarios.readers.chat_records import labels_of
-from grpo.scenarios.readers.messages.filled_nulls import without_filled_nulls
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.messages.openai_fields import RECORD, left_out
 from grpo.scenarios.readers.messages.openai_format import parse_message, parse_messages, parse_tools
 from grpo.scenarios.readers.python_function import read_python

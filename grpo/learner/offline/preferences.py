@@ -30,8 +30,8 @@ from grpo.messages import Message, Role, Tool
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import to_conversation
+from grpo.scenarios.readers.files.filled_nulls import schema_without_filled_nulls, without_filled_nulls
 from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
-from grpo.scenarios.readers.messages.filled_nulls import schema_without_filled_nulls, without_filled_nulls
 from grpo.scenarios.readers.messages.openai_format import parse_arguments, parse_messages, parse_tools
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Corrections, RedactedCorrection, collect_corrections

@@ -18,12 +18,12 @@ from grpo.parquet_rows import ParquetRows
 from grpo.scenarios.readers.chat_records import convert_chats
 from grpo.scenarios.readers.files.arrow_file import ArrowFile
 from grpo.scenarios.readers.files.csv_file import read_cells, read_csv
+from grpo.scenarios.readers.files.filled_nulls import fields_without_filled_nulls
 from grpo.scenarios.readers.files.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.files.parquet import read_parquet
 from grpo.scenarios.readers.files.places import without_nulls
 from grpo.scenarios.readers.mapped_columns import check_fields, check_present, map_cells, map_columns, merge_fields
 from grpo.scenarios.readers.message_rows import read_message_rows
-from grpo.scenarios.readers.messages.filled_nulls import fields_without_filled_nulls
 from grpo.scenarios.records import SourceRecord, convert_record
 
 _FIRST_KEYS = {"alpaca": "instruction", "prompt_completion": "prompt"}

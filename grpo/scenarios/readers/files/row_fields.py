@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from grpo.data_errors import error_text, excerpt, try_call
 from grpo.parquet_rows import ArrowRow
-from grpo.scenarios.readers.messages.filled_nulls import fields_without_filled_nulls
+from grpo.scenarios.readers.files.filled_nulls import fields_without_filled_nulls
 from grpo.scenarios.records import SourceRecord
 
 NESTED = ("user_responses", "tools", "world", "expected", "metadata")

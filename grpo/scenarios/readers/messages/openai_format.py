@@ -20,8 +20,8 @@ from pydantic_core import from_json
 from grpo.data_errors import excerpt
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, LoggedCall, LoggedMessage
+from grpo.scenarios.readers.files.filled_nulls import schema_without_filled_nulls
 from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
-from grpo.scenarios.readers.messages.filled_nulls import schema_without_filled_nulls
 from grpo.scenarios.readers.messages.openai_fields import (
     CALL,
     CALL_FUNCTION,

@@ -16,7 +16,7 @@ from grpo.learner.offline.preferences import read_pairs
 from grpo.messages import Message, ToolCall
 from grpo.scenario import Scenario
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.readers.messages.filled_nulls import schema_without_filled_nulls, without_filled_nulls
+from grpo.scenarios.readers.files.filled_nulls import schema_without_filled_nulls, without_filled_nulls
 from grpo.scenarios.table import read_scenarios
 
 CALLS = {"look_up": {"order": "7"}, "weather": {"city": "Rome"}}

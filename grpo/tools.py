@@ -12,9 +12,14 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from grpo.errors import ConfigError
 from grpo.messages import Tool
+
+_NO_OTHER_SCHEMAS: Registry[Any] = Registry()
+"""Otherwise jsonschema would fetch the address that a `$ref` names, and the schema may be from a stranger's file."""
 
 
 def tool_from_function(
@@ -52,9 +57,13 @@ def argument_error(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
     unknown = sorted(set(arguments) - set(known))
     if unknown and not tool.parameters.get("additionalProperties"):
         return f"{tool.name} has no argument {', '.join(unknown)}; it takes {', '.join(known) or 'none'}"
-    for error in Draft202012Validator({"type": "object", **tool.parameters}).iter_errors(dict(arguments)):
-        place = ".".join(map(str, error.absolute_path))
-        return f"{tool.name}: {f'{place}: ' if place else ''}{error.message}"
+    schema = Draft202012Validator({"type": "object", **tool.parameters}, registry=_NO_OTHER_SCHEMAS)
+    try:
+        for error in schema.iter_errors(dict(arguments)):
+            place = ".".join(map(str, error.absolute_path))
+            return f"{tool.name}: {f'{place}: ' if place else ''}{error.message}"
+    except Unresolvable as error:
+        return f"{tool.name}: its schema refers to {error.ref}, which is not in it"
     return None
 
 

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+_CLOCK = {name: getattr(time, name) for name in ("sleep", "monotonic", "time", "perf_counter")}
 HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -45,6 +47,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Refuse tests that replace a function of `time` itself, instead of the one that a module calls (`tests.clock`).
+
+    A thread that an earlier test has left, and that sleeps in a loop, would never sleep, and filled the memory so.
+    """
+    result = yield
+    assert all(getattr(time, name) is function for name, function in _CLOCK.items())
+    return result
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -35,15 +35,6 @@ def test_the_files_that_begin_a_test_run_are_there():
     assert [name for name in places.LONGEST if not (ROOT / name).is_file()] == []
 
 
-def test_no_test_replaces_a_function_of_time_for_all_modules():
-    """Otherwise a thread that another test has left, and that sleeps in a loop, fills the memory of the test's list."""
-    replaced = re.compile(r"""setattr\(\s*(time,|["'][\w.]*\btime\.\w+["'])""")
-    tests = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.name != "test_house.py"]
-    assert [path for path in tests if replaced.search(path.read_text(encoding="utf-8"))] == []
-    assert replaced.search('setattr("grpo.tuning.storage.time.sleep", pause)')
-    assert replaced.search("setattr(time, x)")
-
-
 def test_the_embedded_model_is_small_and_safe():
     """At most 8 MB, weights in safetensors, and a card that says where it comes from."""
     files = [path for path in DESK_MODEL.iterdir() if path.is_file()]

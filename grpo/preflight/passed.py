@@ -45,6 +45,6 @@ def recently_passed(identity: str | None) -> dict[Depth, Metric | None]:
 
 
 def has_passed(identity: str | None, depth: Depth, metric: Metric | None) -> None:
-    """Remember that a config passed the checks of this depth."""
+    """Remember that a config passed the checks of this depth, unless it is remembered already."""
     if identity is not None:
-        _passed[identity, depth] = time.monotonic(), metric
+        _passed.setdefault((identity, depth), (time.monotonic(), metric))

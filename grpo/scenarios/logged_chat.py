@@ -28,7 +28,6 @@ from pydantic_core import from_json
 from grpo.config.chats import LoggedUsers
 from grpo.data_errors import excerpt
 from grpo.messages import Message, ToolCall, results_message, split_reasoning
-from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.messages.speaker_turns import merge_speaker_turns, user_turns_and_replies
 from grpo.scenarios.tool_schemas import infer_tool_schemas
 
@@ -96,17 +95,12 @@ def chat_fields(chat: LoggedChat, *, users: LoggedUsers) -> dict[str, Any]:
     _check_size(chat.messages)
     _refuse_late_instructions(chat.messages)
     _refuse_several_speakers(chat.messages)
-    chat = replace(chat, messages=without_filled_nulls(chat.messages, lambda: _schemas(chat.tools)))
     messages, expected = _split_expected_call(chat)
     fields = conversation_fields(messages, chat.tools, users=users, expected=expected)
     weights = [message.weight for message in chat.messages if message.role in ("user", "assistant")]
     learned = [(role, text if weight else "") for weight, (role, text) in zip(weights, _lines(messages), strict=True)]
     replies = [reply for reply in (*user_turns_and_replies(learned, "user")[1], *chat.references) if reply.strip()]
     return {**fields, "expected": {"responses": replies, **({"calls": expected} if expected else {})}}
-
-
-def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {tool["name"]: tool["parameters"] for tool in tools}
 
 
 def conversation_fields(

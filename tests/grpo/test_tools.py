@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -198,3 +200,24 @@ def test_the_types_of_a_method_keep_no_object() -> None:
     del shop
     gc.collect()
     assert place() is None
+
+
+def test_a_schema_that_refers_to_an_address_is_not_fetched():
+    """The tools of a stranger's file decide nothing about the network."""
+    asked: list[str] = []
+
+    class Noted(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Noted) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/schema.json"
+        tool = Tool(name="look_up", parameters={"properties": {"order": {"$ref": address}}})
+        assert argument_error(tool, {"order": "7"}) == f"look_up: its schema refers to {address}, which is not in it"
+        server.shutdown()
+    assert asked == []
+    local = Tool(name="t", parameters={"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "string"}}})
+    assert argument_error(local, {"a": "x"}) is None
+    assert argument_error(local, {"a": 1}) == "t: a: 1 is not of type 'string'"

@@ -23,7 +23,7 @@ from grpo.scenarios.logged_chat import to_conversation
 from grpo.scenarios.readers.chat_records import labels_of
 from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.messages.openai_fields import RECORD, left_out
-from grpo.scenarios.readers.messages.openai_format import parse_message, parse_messages, parse_tools
+from grpo.scenarios.readers.messages.openai_format import parse_message, parse_messages
 from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Demonstrations, collect_demonstrations
@@ -159,10 +159,8 @@ def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str)
 
 
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
-    """Parse a conversation in OpenAI's format.
-
-    The prompt has the environment's tools. `tools` only tell which nulls of the calls a table has filled in.
-    """
+    """Parse a conversation in OpenAI's format. `tools` is not read, because the prompt has the environment's tools."""
+    record = without_filled_nulls(record)
     left_out(RECORD, record, "record", "")
     labels = {name: value for name, value in record.items() if not isinstance(value, int) or isinstance(value, bool)}
     if undesired := [name for name, desired in labels_of(labels, ChatColumns()).items() if not desired]:
@@ -177,8 +175,6 @@ def _parse(record: Any, place: str) -> tuple[Message, ...]:
             raise DataError(f"message {number} of the assistant is empty. Leave the conversation out")
     system = parse_message({"role": "system", "content": record.get("system")}, 0)
     is_new = system.content.strip() and system.content not in (message.content for message in logged[:1])
-    tools = record.get("tools")
-    logged = without_filled_nulls(logged, lambda: {tool["name"]: tool["parameters"] for tool in parse_tools(tools)})
     return _checked(to_conversation([system, *logged] if is_new else logged))
 
 

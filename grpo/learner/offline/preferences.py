@@ -30,7 +30,7 @@ from grpo.messages import Message, Role, Tool
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import to_conversation
-from grpo.scenarios.readers.files.filled_nulls import schema_without_filled_nulls, without_filled_nulls
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
 from grpo.scenarios.readers.messages.openai_format import parse_arguments, parse_messages, parse_tools
 from grpo.scenarios.readers.served import join_served
@@ -97,19 +97,14 @@ def _parse(record: Any, place: str) -> WrittenPair:
     {"prompt": "U1", "chosen": "C", "rejected": "R"}                         texts
     {"input": {"messages": [U1]}, "preferred_output": [C], "non_preferred_output": [R]}
     """
+    record = without_filled_nulls(record)
     if "preferred_output" in record:
         given = record["input"]
         record = {"prompt": given["messages"], "tools": given.get("tools"), **record}
         record |= {"chosen": record["preferred_output"], "rejected": record["non_preferred_output"]}
-    tools = _tools(record.get("tools"))
-
-    def messages(side: str, speaker: Role) -> tuple[Message, ...]:
-        read = _messages(record[side], side, speaker)
-        return without_filled_nulls(read, lambda: {tool.name: tool.parameters for tool in tools or ()})
-
-    sides = {side: messages(side, "assistant") for side in ("chosen", "rejected")}
+    sides = {side: _messages(record[side], side, "assistant") for side in ("chosen", "rejected")}
     if "prompt" in record:
-        prompt = messages("prompt", "user")
+        prompt = _messages(record["prompt"], "prompt", "user")
     else:
         prompt = sides["chosen"][:-1]
         if prompt != sides["rejected"][:-1]:
@@ -126,7 +121,7 @@ def _parse(record: Any, place: str) -> WrittenPair:
         )
     if chosen == rejected:
         raise DataError("chosen and rejected are the same: no reply is preferred")
-    return WrittenPair(prompt=prompt, chosen=chosen, rejected=rejected, tools=tools, place=place)
+    return WrittenPair(prompt=prompt, chosen=chosen, rejected=rejected, tools=_tools(record.get("tools")), place=place)
 
 
 def _messages(value: Any, name: str, speaker: Role) -> tuple[Message, ...]:
@@ -161,11 +156,7 @@ def _tools(value: Any) -> tuple[Tool, ...] | None:
     tools = [parse_arguments(tool, "a tool") if isinstance(tool, str) else tool for tool in rewrite_tools(value)]
     functions = [tool.get("function", tool) for tool in tools]
     return tuple(
-        Tool(
-            name=part["name"],
-            description=part.get("description") or "",
-            parameters=schema_without_filled_nulls(part.get("parameters") or {}),
-        )
+        Tool(name=part["name"], description=part.get("description") or "", parameters=part.get("parameters") or {})
         for part in functions
     )
 

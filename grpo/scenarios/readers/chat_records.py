@@ -36,6 +36,7 @@ from grpo.scenarios.readers.exports.chat_programs import program_of
 from grpo.scenarios.readers.exports.message_links import OTHER_BRANCHES, shown_branch
 from grpo.scenarios.readers.exports.openai_batches import join_batch
 from grpo.scenarios.readers.exports.record_file import column_of_chats, read_objects
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.files.places import value_at, without
 from grpo.scenarios.readers.messages.api_dialects import is_system_key, rewrite_record, rewrite_reply
 from grpo.scenarios.readers.messages.chat_dialects import openai_messages, tools_in_prompt
@@ -80,7 +81,7 @@ def convert_chats(records: Iterable[SourceRecord], path: Path, settings: ChatSet
 def _fields(
     read: Callable[[dict[str, Any], ChatSettings], LoggedChat], name: str, settings: ChatSettings, data: dict[str, Any]
 ) -> Converted:
-    data = {key: value for key, value in data.items() if value is not None}
+    data = {key: value for key, value in without_filled_nulls(data).items() if value is not None}
     labels = labels_of(data, settings)
     chat = read({key: value for key, value in data.items() if key not in labels}, settings)
     if (undesired := next((name for name, desired in labels.items() if not desired), None)) is not None:

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from grpo.data_errors import excerpt
 from grpo.errors import DataError
 from grpo.scenario import Expected, Metadata, Scenario
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.messages.transcripts import refuse_transcript
 from grpo.scenarios.records import SourceRecord, convert_record, record_name
 
@@ -90,7 +91,7 @@ def map_cells(mapped: Mapping[str, str], cells: Mapping[str, Any]) -> dict[str, 
             fields.setdefault(section, {})[inner] = value
         else:
             fields[section] = {**value, **fields.get(section, {})} if isinstance(value, dict) else value
-    return fields
+    return without_filled_nulls(fields)
 
 
 def merge_fields(fields: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

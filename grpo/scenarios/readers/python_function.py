@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo.data_errors import LONGEST_LINE, error_text, excerpt, try_call
 from grpo.errors import DataError
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.records import SourceRecord
 from grpo.user_objects import bind
 
@@ -39,5 +40,5 @@ def _record(reference: str, number: int, item: Any) -> SourceRecord:
         elif len(text) > LONGEST_LINE:
             problem = f"over-long record: {len(text)} characters, at most {LONGEST_LINE}"
     if problem is None:
-        return SourceRecord(source=reference, line=number, data=item)
+        return SourceRecord(source=reference, line=number, data=without_filled_nulls(item))
     return SourceRecord(source=reference, line=number, data=None, raw=excerpt(item), problem=problem)

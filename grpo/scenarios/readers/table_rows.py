@@ -8,6 +8,7 @@ messages    a row is one message of a conversation
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from grpo.parquet_rows import ParquetRows
 from grpo.scenarios.readers.chat_records import convert_chats
 from grpo.scenarios.readers.files.arrow_file import ArrowFile
 from grpo.scenarios.readers.files.csv_file import read_cells, read_csv
-from grpo.scenarios.readers.files.filled_nulls import fields_without_filled_nulls
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.files.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.files.parquet import read_parquet
 from grpo.scenarios.readers.files.places import without_nulls
@@ -46,7 +47,7 @@ def read_table_file(source: TableSource, kind: str, path: Path, csv: CsvFormat =
         return ArrowFile(path).read()
     if kind == "csv":
         return read_csv(path, csv)
-    return (convert_record(record, fields_without_filled_nulls) for record in _read_json(source, kind, path))
+    return map(_plain, _read_json(source, kind, path))
 
 
 def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat = DETECTED) -> Iterator[SourceRecord]:
@@ -68,6 +69,11 @@ def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat 
 
 def _read_json(source: TableSource, kind: str, path: Path) -> Iterator[SourceRecord]:
     return read_jsonl(path) if kind == "jsonl" else read_json(path, getattr(source, "records", None))
+
+
+def _plain(record: SourceRecord) -> SourceRecord:
+    """Record of a JSON file whose fields are the fields of a scenario."""
+    return record if record.data is None else replace(record, data=without_filled_nulls(record.data))
 
 
 def is_plain(source: TableSource) -> bool:

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from grpo.data_errors import error_text, excerpt, try_call
 from grpo.parquet_rows import ArrowRow
-from grpo.scenarios.readers.files.filled_nulls import fields_without_filled_nulls
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.records import SourceRecord
 
 NESTED = ("user_responses", "tools", "world", "expected", "metadata")
@@ -43,4 +43,4 @@ def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:
                 fields[name] = from_json(fields[name], allow_inf_nan=False)
             except ValueError as error:
                 raise ValueError(f"column {name} is not JSON: {str(error).replace('line 1 ', '')}") from error
-    return fields_without_filled_nulls(fields)
+    return without_filled_nulls(fields)

@@ -20,7 +20,6 @@ from pydantic_core import from_json
 from grpo.data_errors import excerpt
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, LoggedCall, LoggedMessage
-from grpo.scenarios.readers.files.filled_nulls import schema_without_filled_nulls
 from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
 from grpo.scenarios.readers.messages.openai_fields import (
     CALL,
@@ -234,7 +233,7 @@ def _tool(tool: Any, number: int, ignored: list[str]) -> dict[str, Any]:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise ValueError(f"parameters are not an object: {type(parameters).__name__} of tool {number}")
-    parameters = declared_parameters(schema_without_filled_nulls(parameters))
+    parameters = declared_parameters(parameters)
     description = function.get("description")
     return {
         "name": function["name"],

@@ -81,10 +81,17 @@ def test_a_batch_without_padding_has_one_length():
 
 
 @pytest.mark.parametrize(
-    ("family", "path", "processed"), [("mamba2", "padded", 3 * 5 + 3), ("rwkv", "uncached", 3 * 5 + 6 + 7 + 8)]
+    ("family", "path", "lengths", "processed"),
+    [
+        ("mamba2", "padded", (1, 1, 4), 3 * 5 + 3),
+        ("mamba2", "padded", (1, 1, 4, 4), 4 * 5 + 3 * 2),
+        ("rwkv", "uncached", (1, 1, 4), 3 * 5 + 6 + 7 + 8),
+    ],
 )
-def test_finished_rows_leave_the_batch_when_they_are_half_of_it(family: str, path: Path, processed: int):
-    """Turns of 1, 1 and 4 tokens: a prefill of 3 rows, then 3 steps of the row that is left.
+def test_finished_rows_leave_the_batch_when_they_are_half_of_it(
+    family: str, path: Path, lengths: tuple[int, ...], processed: int
+):
+    """E.g. turns of 1, 1 and 4 tokens: a prefill of 3 rows, then 3 steps of the row that is left.
 
     Without a cache each step reads the whole row.
     """
@@ -92,27 +99,21 @@ def test_finished_rows_leave_the_batch_when_they_are_half_of_it(family: str, pat
 
     async def run() -> None:
         async with sampler:
-            sessions = [sampler.open() for _ in range(3)]
-            await asyncio.gather(
-                *(
-                    _turn(s, PROMPTS[0], seed=k, tokens=n)
-                    for k, (s, n) in enumerate(zip(sessions, (1, 1, 4), strict=True))
-                )
-            )
+            await asyncio.gather(*(_turn(sampler.open(), PROMPTS[0], seed=k, tokens=n) for k, n in enumerate(lengths)))
 
     asyncio.run(run())
     assert sampler.tokens_processed == processed
-    assert sampler.tokens_generated == 1 + 1 + 4
+    assert sampler.tokens_generated == sum(lengths)
 
 
 def test_turns_that_are_submitted_one_after_the_other_begin_in_one_batch():
-    """Each a round of the event loop after the one before, and more of them than idle rounds end the waiting."""
+    """Each two rounds of the event loop after the one before, and as many idle rounds end the waiting."""
     sampler = _sampler(_model())
     admitted: list[int] = []
     sampler.on_pass = lambda: admitted.append(sampler.turns_admitted)
 
     async def late(rounds: int) -> None:
-        for _ in range(rounds):
+        for _ in range(2 * rounds):
             await asyncio.sleep(0)
         await _turn(sampler.open(), PROMPTS[0], seed=rounds, tokens=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from grpo.config.scenarios import ScenarioSettings
 from grpo.config.sft import WrittenDemonstrations
 from grpo.learner.offline.demonstrations import read_demonstrations
 from grpo.learner.offline.preferences import read_pairs
-from grpo.messages import Message, ToolCall
 from grpo.scenario import Scenario
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.readers.files.filled_nulls import schema_without_filled_nulls, without_filled_nulls
+from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.table import read_scenarios
 
 CALLS = {"look_up": {"order": "7"}, "weather": {"city": "Rome"}}
@@ -102,34 +102,61 @@ def test_demonstrations_and_pairs_have_the_arguments_that_were_written(tmp_path:
     assert [pair.tools[0].parameters for pair in prepared if pair.tools] == [tool(name)["parameters"] for name in CALLS]
 
 
-@pytest.mark.parametrize(
-    ("schema", "cleaned"),
-    [
-        ({"items": {"default": None, "enum": [None, 1]}}, {"items": {"default": None, "enum": [None, 1]}}),
-        ({"properties": {"a": {"const": None}, "b": None}}, {"properties": {"a": {}}}),
-        ({"anyOf": [{"required": None}]}, {"anyOf": [{}]}),
-    ],
-)
-def test_a_null_that_json_schema_allows_stays_unless_another_one_was_filled_in(schema: Any, cleaned: Any):
-    """`const: null` would allow nothing but null."""
-    assert schema_without_filled_nulls(schema) == cleaned
+def test_demonstrations_without_tools_have_the_arguments_that_were_written(tmp_path: Path):
+    """The message of the user shows it: its `tool_calls` are null."""
+    path = written(tmp_path, [{"messages": messages(name)} for name in CALLS])
+    read = read_demonstrations(WrittenDemonstrations(kind="jsonl", path=str(path)))
+    assert [conversation[1].tool_calls[0].arguments for conversation in read] == list(CALLS.values())
+
+
+def test_mapped_columns_have_the_tools_and_calls_that_were_written(tmp_path: Path):
+    rows = [
+        {"said": name, "offers": [tool(name)], "right": [{"name": name, "arguments": CALLS[name]}]} for name in CALLS
+    ]
+    columns = {"user_responses": "said", "tools": "offers", "expected.calls": "right"}
+    scenarios = ingested(tmp_path, kind="jsonl", path=str(written(tmp_path, rows)), columns=columns)
+    assert [scenario.tools for scenario in scenarios] == [(tool("look_up"),), (tool("weather"),)]
+    assert [dict(call["arguments"]) for scenario in scenarios for call in scenario.expected.calls] == [*CALLS.values()]
+
+
+RECORDED = {"recorded": [{"name": "t", "arguments": {"a": None}, "result": 1}], "left": None}
 
 
 @pytest.mark.parametrize(
-    ("schema", "left"),
+    ("record", "cleaned"),
     [
-        ({"properties": {"a": {"type": ["string", "null"]}}}, {"a": None, "b": [{"c": None}]}),
-        ({"properties": {"b": {"items": {"properties": {"c": {"type": "string"}}}}}}, {"b": [{}]}),
-        ({"additionalProperties": True}, {"a": None, "b": [{"c": None}]}),
-        ({"properties": {"a": {"$ref": "#/$defs/text"}}, "$defs": {"text": {"type": "string"}}}, {"b": [{"c": None}]}),
-        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, {"a": None, "b": [{"c": None}]}),
-        (None, {"a": None, "b": [{"c": None}]}),
+        ({"expected": {"facts": None}, "world": RECORDED, "goal": None},
+         {"expected": {}, "world": {"recorded": [{"name": "t", "arguments": {}, "result": 1}], "left": None}}),
+        ({"tools": [{"parameters": {"properties": {"a": None, "u": {"enum": None, "items": {"x": None}}}}}]},
+         {"tools": [{"parameters": {"properties": {"u": {"items": {}}}}}]}),
+        ({"request": {"messages": [{"role": "tool", "content": "1", "tool_calls": None}], "n": None}},
+         {"request": {"messages": [{"role": "tool", "content": "1"}]}}),
+    ],
+)  # fmt: skip
+def test_a_record_that_a_table_has_filled_loses_its_nulls(record: dict[str, Any], cleaned: dict[str, Any]):
+    """At any depth, but not in `world`, where only the arguments of recorded calls lose them."""
+    assert without_filled_nulls(record) == cleaned
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"tools": [{"name": "t", "parameters": {"properties": {"a": {"const": None, "default": None}}}}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": None, "refusal": None}]},
+        {"tools": None, "expected": {"calls": [{"name": "t", "arguments": {"a": None}}]}, "world": RECORDED},
+        {"tools": ["t", {"parameters": []}, {"function": {"parameters": {"properties": []}}}], "messages": ["", None]},
     ],
 )
-def test_a_null_that_the_schema_accepts_stays(schema: Any, left: dict[str, Any]):
-    """Also where the tool is not known, or its schema cannot be used."""
-    call = ToolCall(name="t", arguments={"a": None, "b": [{"c": None}]})
-    (message,) = without_filled_nulls(
-        [Message(role="assistant", content="", tool_calls=(call,))], lambda: {} if schema is None else {"t": schema}
-    )
-    assert message.tool_calls[0].arguments == left
+def test_a_null_that_somebody_may_have_written_stays(record: dict[str, Any]):
+    """As a reply's fields in OpenAI's own dump, and the argument of a call that was made so."""
+    assert without_filled_nulls(record) == record
+
+
+def test_a_pair_may_be_about_a_null(tmp_path: Path):
+    """The rejected reply gives a null where the chosen one leaves the argument out."""
+    sides = [[{"role": "assistant", "tool_calls": [{"function": {"name": "t", "arguments": given}}]}]
+             for given in ({"a": 1}, {"a": 1, "b": None})]  # fmt: skip
+    record = {"prompt": "Hello", "chosen": sides[0], "rejected": sides[1], "tools": [tool("look_up")]}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(record))
+    (pair,) = read_pairs(WrittenPairs(kind="jsonl", path=str(tmp_path / "pairs.jsonl")))
+    assert pair.rejected.tool_calls[0].arguments == {"a": 1, "b": None}

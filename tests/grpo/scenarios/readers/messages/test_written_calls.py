@@ -46,10 +46,7 @@ def read(tmp_path: Path, *turns: dict[str, Any], **fields: Any) -> SourceRecord:
 
 
 def test_a_chat_of_toolace_has_its_calls_with_their_results(tmp_path: Path):
-    """Two calls have one message with both results; values of Python and JSON are JSON afterwards.
-
-    A null argument that the tool does not have is no argument.
-    """
+    """Two calls have one message with both results; values of Python and JSON are JSON afterwards."""
     text = (
         '[Order API(order="it\'s, (7)", most=-2, open=True, other=null), v1/cancel(), '
         'Order API(order=["7", {"a": 1.5}])]'
@@ -59,7 +56,7 @@ def test_a_chat_of_toolace_has_its_calls_with_their_results(tmp_path: Path):
     )
     assert record.data is not None, record.problem
     assert record.data["world"]["recorded"] == [
-        {"name": "Order API", "arguments": {"order": "it's, (7)", "most": -2, "open": True}, "turn": 0,
+        {"name": "Order API", "arguments": {"order": "it's, (7)", "most": -2, "open": True, "other": None}, "turn": 0,
          "result": {"state": "lost"}},
         {"name": "v1/cancel", "arguments": {}, "turn": 0, "result": "done"},
         {"name": "Order API", "arguments": {"order": ["7", {"a": 1.5}]}, "turn": 0, "result": 3},

@@ -467,6 +467,13 @@ def test_the_default_leaves_files_to_the_server():
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(soft, most)
 
 
+def test_what_a_closed_connection_still_reports_is_not_counted():
+    """Its protocol may parse a request that has arrived just before."""
+    book = Connections(most=16, per_address=8)
+    book.set_state(asyncio.Transport(), "busy")
+    assert not any(book.states().values())
+
+
 def test_every_reason_to_close_a_connection_is_counted_from_the_start():
     """So that a metric of a reason that has not occurred is 0 instead of missing."""
     assert Connections(most=16, per_address=8).closed == {

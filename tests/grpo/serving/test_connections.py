@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from grpo.config.serving import ServerSettings
-from grpo.serving.access.connections import Connections, _Delivered, _delivered, admit, default_connections
+from grpo.serving.access.connections import Connections, _address, _Delivered, _delivered, admit, default_connections
 from grpo.serving.access.uvicorn_protocols import FIRST_FRAME_BYTES, HEAD_BYTES, PIPELINED, HandshakeLoop
 from grpo.serving.server import uvicorn_config
 from tests import waiting
@@ -465,6 +465,35 @@ def test_the_default_leaves_files_to_the_server():
     most = default_connections()
     assert 16 <= most <= 8192
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(soft, most)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address"),
+    [
+        (("2001:db8::1", "2001:db8::2", "2001:db8::3%eth0"), "2001:db8::/64"),
+        (("192.0.2.1", "::ffff:192.0.2.1"), "192.0.2.1"),
+        (("a socket",), "a socket"),
+    ],
+)
+def test_the_address_of_a_client_is_a_network_of_ipv6(hosts: tuple[str, ...], address: str):
+    """Because one client has all of it. An IPv4 address is one client, also if it is written as IPv6."""
+    assert {_address(asyncio.Transport({"peername": (host, 1)})) for host in hosts} == {address}
+
+
+def test_connections_are_looked_at_several_times_before_one_counts_as_unread():
+    """Otherwise a client that stops to read would keep its connection for much longer than `stall_s`."""
+
+    class Open(asyncio.Transport):
+        def is_closing(self) -> bool:
+            return False
+
+    async def opened() -> float:
+        book = Connections(most=16, per_address=8, stall_s=1000.0)
+        book.open(Open({"peername": ("192.0.2.1", 1)}))
+        assert book._look is not None
+        return book._look.when() - asyncio.get_running_loop().time()
+
+    assert asyncio.run(opened()) < 500
 
 
 def test_what_a_closed_connection_still_reports_is_not_counted():

@@ -34,7 +34,7 @@ class Explanation(_Part):
     diagnoses: tuple[Diagnosis, ...]
     """The most certain first. Empty if nothing hinders learning."""
     measurements: dict[str, str]
-    """What was measured, whether or not it is a cause, by name."""
+    """All measured values by name, including values that are not a cause."""
     unread: tuple[str, ...] = ()
     """Episodes that could not be read, with the reason. Diagnoses that need them are missing."""
 

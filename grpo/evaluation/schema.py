@@ -69,7 +69,7 @@ class Evaluation(_Part):
     by_category: tuple[PairedComparison, ...]
     by_difficulty: tuple[PairedComparison, ...]
     by_stratum: tuple[PairedComparison, ...] = ()
-    """Base scenarios and conversations of a retraining. Empty if there are no conversations."""
+    """Base scenarios and conversations of a retraining. Empty if the run has no conversations."""
     pass_at_k: tuple[PairedComparison, ...] = ()
     """Success in at least one of k attempts at a scenario, k = 1 and up. Empty if no outcome is verified."""
     pass_hat_k: tuple[PairedComparison, ...] = ()
@@ -101,7 +101,7 @@ class GateCheck(_Part):
 
     name: str
     value: float | None
-    """None if there is no evidence. The check has then failed."""
+    """None if the evaluation gives no evidence. The check fails in this case."""
     relation: Literal[">", "<=", ">="]
     bound: float
     passed: bool

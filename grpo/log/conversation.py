@@ -178,7 +178,7 @@ async def append_conversation(
 
 
 def time_fault(time: datetime, *, now: datetime) -> str | None:
-    """What is wrong with the start of a conversation, or None. Times before 2000 come from a clock that was not set."""
+    """Reason why a conversation cannot have begun at this time, or None. Before 2000, a clock was not set."""
     if time > now:
         return "in the future"
     return "before 2000" if time < _EARLIEST else None

@@ -1,7 +1,7 @@
 """Answers of OpenAI's protocol, with the fields that this project reads.
 
 The `openai` package builds its answers without a look at their types, so a server that sends a number for a text breaks
-whoever reads it. Other fields are ignored, because servers add their own.
+the code that reads it. Other fields are ignored, because servers add their own.
 """
 
 from __future__ import annotations

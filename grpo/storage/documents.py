@@ -1,7 +1,7 @@
 """Small JSON documents by name, in the store of the artifacts: results of stages, references to checkpoints.
 
-They name the artifacts that stages use. They are signed (`grpo.storage.signing`), because whoever can write to the
-store can write any weights into it together with their digest. If a document was changed, truncated or copied to
+They name the artifacts that stages use. They are signed (`grpo.storage.signing`), because anyone with write access to
+the store can write any weights into it together with their digest. If a document was changed, truncated or copied to
 another name, it is refused and its stage computes again. Only JSON is read.
 """
 

@@ -57,7 +57,7 @@ class StudySummary(_Part):
     trials: tuple[TrialRecord, ...]
     importance: dict[str, float]
     """Share of the reward's variation that each dimension explains (PED-ANOVA, arXiv 2304.10255). Empty if fewer than
-    four trials are complete, or if there is no variation."""
+    four trials are complete, or if all have the same reward."""
 
     @property
     def ended(self) -> int:

@@ -77,7 +77,10 @@ def test_the_page_runs_outside_of_the_repository(command: Command, folder: Path,
 def test_a_class_and_rewards_of_trl_and_a_gate_are_trained_cached_and_registered(
     command: Command, folder: Path, tmp_path: Path
 ):
-    """The report has the gate, the lineage the modules; a changed gate is decided anew, a changed class played anew."""
+    """The report names the gate, and the lineage names the modules.
+
+    If the gate changes, only the decision is made again. If a class changes, its episodes are played again.
+    """
     config, home = str(folder / "words.yaml"), tmp_path / "home"
     command("train", config)
     report = read_report(home / "words" / "report.json")

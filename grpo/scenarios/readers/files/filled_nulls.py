@@ -6,9 +6,9 @@ such rows as JSON. So every tool of a file has the parameters of all tools, and 
     tool look_up    {"properties": {"order": {"type": "string"}, "city": null}}   →   {"properties": {"order": …}}
     call look_up    {"order": "7", "city": null}                                  →   {"order": "7"}
 
-A table has filled a record if there is a null where nobody writes one: in place of a parameter's schema, of the calls
-of a user's message, or of an expected outcome. In all other records the nulls stay, e.g. an argument that an agent has
-given as null.
+A record counts as filled by a table if it has null as the schema of a tool's parameter, as the `tool_calls` of a
+message that cannot have calls, or as an expected outcome, because people and APIs do not write null there. In all other
+records every null stays, e.g. an argument that an agent has given as null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from grpo.scenarios.readers.files.places import without_nulls
 
 _OTHERS = ("user", "system", "developer", "tool")
-"""Roles without calls of their own."""
+"""Roles whose messages cannot have tool calls."""
 _SECTIONS = ("expected", "metadata")
 
 
@@ -39,9 +39,13 @@ def without_filled_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_filled(record: Mapping[str, Any]) -> bool:
-    if any(None in section.values() for section in map(record.get, _SECTIONS) if isinstance(section, Mapping)):
+    if any(_has_null(record.get(name)) for name in _SECTIONS):
         return True
     return any(_has_calls_of_others(value) or _has_null_schema(value) for value in _lists(record))
+
+
+def _has_null(fields: Any) -> bool:
+    return isinstance(fields, Mapping) and any(value is None for value in fields.values())
 
 
 def _lists(record: Mapping[str, Any]) -> Iterator[list[Any]]:
@@ -66,8 +70,7 @@ def _has_null_schema(tools: list[Any]) -> bool:
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         parameters = function.get("parameters") if isinstance(function, Mapping) else None
-        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(properties, Mapping) and None in properties.values():
+        if isinstance(parameters, Mapping) and _has_null(parameters.get("properties")):
             return True
     return False
 
@@ -79,6 +82,6 @@ def _world_without_nulls(world: Any) -> Any:
 
 
 def _call_without_nulls(call: Any) -> Any:
-    if not isinstance(call, Mapping):
+    if not isinstance(call, Mapping) or "arguments" not in call:
         return call
-    return {**call, "arguments": without_nulls(call.get("arguments"))}
+    return {**call, "arguments": without_nulls(call["arguments"])}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
@@ -160,3 +161,9 @@ def test_a_pair_may_be_about_a_null(tmp_path: Path):
     (tmp_path / "pairs.jsonl").write_text(json.dumps(record))
     (pair,) = read_pairs(WrittenPairs(kind="jsonl", path=str(tmp_path / "pairs.jsonl")))
     assert pair.rejected.tool_calls[0].arguments == {"a": 1, "b": None}
+
+
+def test_arrays_of_a_function_are_compared_with_nothing():
+    """A function of the user may yield NumPy's arrays. `array == None` has no truth value."""
+    record = {"expected": {"state": np.zeros(2)}, "tools": [{"parameters": {"properties": {"a": np.zeros(2)}}}]}
+    assert without_filled_nulls(record) == record

@@ -238,6 +238,7 @@ def _memory(
         max_context=config.rollout.max_context,
         dtype=config.policy.dtype,
         teacher=teacher,
+        keeps_parent=config.rollout.overlaps_updates,
         checks_earlier_version=config.rollout.mode == "continuous" and config.rollout.backend == "servers",
     )
 

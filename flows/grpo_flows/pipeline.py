@@ -251,6 +251,7 @@ def _steps(
                 seed=config.seed,
                 store=config.store,
                 samplers=_samplers(config, versions),
+                keep_parent=settings.overlaps_updates,
                 **distilled,
             )
             if stale and index + 1 < iterations:

@@ -159,6 +159,11 @@ class RolloutSettings(EpisodeSettings):
         """The servers that the run starts. None if it starts none."""
         return self.servers if isinstance(self.servers, StartedServers) else None
 
+    @property
+    def overlaps_updates(self) -> bool:
+        """True if rollouts go on with a policy while an update trains it."""
+        return self.mode == "continuous" or self.staleness > 0
+
     def concurrent_episodes(self, *, train: int, heldout: int) -> int:
         """Upper bound on the episodes that are generated at once.
 

@@ -86,6 +86,8 @@ class UpdateRequest(BaseModel):
     """Renderer of the rollouts, if it is not the chat template's."""
     samplers: tuple[str, ...] = ()
     """Earlier policies of a continuous rollout, see `grpo.learner.update.update`."""
+    keep_parent: bool = False
+    """Train a copy, because rollouts go on with the parent."""
     teacher: Path | None = None
     """Checkpoint of the teacher of a distillation, if it is another model."""
     hints: dict[str, str] = {}

@@ -80,6 +80,7 @@ def update(
     base_artifact: Artifact | None = None,
     renderer: RendererSettings | None = None,
     samplers: tuple[str, ...] = (),
+    keep_parent: bool = False,
     teacher: Path | None = None,
     hints: Mapping[str, str] | None = None,
     sources: str | None = None,
@@ -89,8 +90,9 @@ def update(
     The policy comes from the model cache if it is there, and returns to it under its new hash. A checkpoint of adapters
     records their `base_artifact`. If `settings.workers` is above 1, the update runs in that many workers. Other nodes
     refuse it unless `sources` is the digest of their own sources. With an `importance_sampling_cap`, tokens may also
-    come from the parent's parent or from the earlier policies `samplers`. `teacher` is the checkpoint of the teacher of
-    a distillation, if it is another model, and `hints` are what only a teacher reads, by the ids of scenarios.
+    come from the parent's parent or from the earlier policies `samplers`. With `keep_parent` a copy is trained, because
+    rollouts go on with the parent. `teacher` is the checkpoint of the teacher of a distillation, if it is another
+    model, and `hints` are what only a teacher reads, by the ids of scenarios.
 
     If an iteration after the first has no learning signal, the result is unchanged and `target` is not a checkpoint.
 
@@ -108,6 +110,7 @@ def update(
         base_artifact=base_artifact,
         renderer=renderer,
         samplers=samplers,
+        keep_parent=keep_parent,
         teacher=None if teacher is None else teacher.absolute(),
         hints=dict(hints or {}),
         sources=sources,
@@ -295,8 +298,8 @@ def _open(request: UpdateRequest) -> tuple[TransformersPolicy, TransformersPolic
         policy = _open_sharded(parent)
     elif settings.sharding == "sharded":
         policy = _open_sharded(parent, dtype=state.dtype, base=base)
-    # copied if still in use: the base is the reference without adapters, and an off-policy update keeps its sampler
-    elif (is_base and settings.lora is None) or settings.importance_sampling_cap is not None:
+    # copied if still in use: the base is the reference without adapters, and rollouts may go on with the parent
+    elif (is_base and settings.lora is None) or request.keep_parent:
         policy = model_cache.get(state.policy_hash, parent, base=base, frozen=state.dtype)
         policy = TransformersPolicy(
             copy_model(policy.model), policy.tokenizer, policy_hash=policy.hash, path_check=policy.path_check

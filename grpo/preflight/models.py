@@ -82,6 +82,7 @@ def started_servers(facts: Facts) -> Iterator[Exception]:
         episodes=0,
         max_context=rollout.max_context,
         teacher=facts.teacher_sizes(),
+        keeps_parent=rollout.overlaps_updates,
         checks_earlier_version=rollout.mode == "continuous",
     ).peak
     devices = settings.devices or (0,) * settings.count

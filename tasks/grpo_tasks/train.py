@@ -41,14 +41,15 @@ def train(
     seed: int,
     store: str,
     samplers: tuple[str, ...] = (),
+    keep_parent: bool = False,
     teacher: Artifact | None = None,
     scenarios: Artifact | None = None,
 ) -> TrainResult:
     """Train the parent checkpoint on the scored rounds of a rollout.
 
-    `samplers` are the earlier policies that may have generated tokens of a continuous rollout. `teacher` is the
-    checkpoint of a distillation's teacher, if it is another model, and `scenarios` have the hints that it reads, if
-    there are any.
+    `samplers` are the earlier policies that may have generated tokens of a continuous rollout. `keep_parent` is true if
+    rollouts go on with the parent meanwhile. `teacher` is the checkpoint of a distillation's teacher, if it is another
+    model, and `scenarios` have the hints that it reads, if there are any.
 
     If a later rollout has no learning signal, e.g. because all its episodes succeed, the policy stays as it is. Raises
     `NoLearningSignal` if the first rollout has none, and `NoEffect` if the update changes no weight.
@@ -70,6 +71,7 @@ def train(
             base_artifact=base,
             renderer=renderer,
             samplers=samplers,
+            keep_parent=keep_parent,
             teacher=None if teacher is None else artifacts.path(teacher),
             hints=_hints(artifacts, scenarios, settings),
             sources=source_digest() if settings.nodes > 1 else None,

@@ -114,19 +114,18 @@ def trl_curve(
     race: Race,
     limit_s: float = math.inf,
     *,
-    limit_cpu_s: float = math.inf,
     record: Callable[[list[CurvePoint]], None] = lambda curve: None,
 ) -> list[CurvePoint]:
     """Learning curve of TRL's trainer in this fresh process, timed from the process's start without evaluations.
 
-    It ends at the target or when a limit is reached. `record` gets the curve so far after each point.
+    It ends at the target or when the limit is reached. `record` gets the curve so far after each point.
     """
     use_all_cores()
     config, evaluated = race.config, load(race.model)
     train, heldout = split_scenarios(config)
     model, tokenizer = plain_model(race.model)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func may change, says TRL
-    watch = _Watch(race, evaluated, heldout, limit_s=limit_s, limit_cpu_s=limit_cpu_s, record=record)
+    watch = _Watch(race, evaluated, heldout, limit_s=limit_s, record=record)
     with restored_after(model), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
@@ -228,11 +227,10 @@ class _Watch(TrainerCallback):
         heldout: Sequence[Scenario],
         *,
         limit_s: float,
-        limit_cpu_s: float,
         record: Callable[[list[CurvePoint]], None],
     ) -> None:
         self._race, self._heldout, self._steps, self._record = race, heldout, steps(race.config), record
-        self._limit_s, self._limit_cpu_s = limit_s, limit_cpu_s
+        self._limit_s = limit_s
         self._evaluated = TransformersPolicy(copy.deepcopy(evaluated.model), evaluated.tokenizer)
         self._began = psutil.Process().create_time()
         self._evaluating = self._evaluating_cpu = 0.0
@@ -258,9 +256,7 @@ class _Watch(TrainerCallback):
         iteration = state.global_step // self._steps
         self.curve.append(CurvePoint(seconds=passed, cpu_s=cpu_s, iteration=iteration, success=success))
         self._record(self.curve)
-        control.should_training_stop = (
-            success >= self._race.target or passed >= self._limit_s or cpu_s >= self._limit_cpu_s
-        )
+        control.should_training_stop = success >= self._race.target or passed >= self._limit_s
 
 
 def curve_table(race: Race, ours: Sequence[CurvePoint], theirs: Sequence[CurvePoint]) -> Table:

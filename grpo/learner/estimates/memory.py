@@ -80,19 +80,21 @@ def memory_estimate(
     max_context: int,
     dtype: Dtype = "float32",
     teacher: ModelSizes | None = None,
+    keeps_parent: bool = False,
     checks_earlier_version: bool = False,
 ) -> MemoryEstimate:
     """Memory of a training in one process with up to `episodes` concurrent episodes of `max_context` tokens.
 
-    `teacher` are the sizes of a distillation's teacher, if it is another model. `checks_earlier_version` is true for a
-    continuous rollout on servers. Turns of the newest version are checked with the sampler's copy. If the `dtype` is
-    bfloat16, policies keep their float32 weights as well, except weights under adapters. The critic of ppo and a2c, a
-    quantized base, and the overhead of libraries are not counted.
+    `teacher` are the sizes of a distillation's teacher, if it is another model. `keeps_parent` is true if rollouts go
+    on with the parent, so that an update trains a copy. `checks_earlier_version` is true for a continuous rollout on
+    servers. Turns of the newest version are checked with the parent. If the `dtype` is bfloat16, policies keep their
+    float32 weights as well, except weights under adapters. The critic of ppo and a2c, a quantized base, and the
+    overhead of libraries are not counted.
     """
     counts = sizes.parameters, sizes.trained
     moments = 0 if training.algorithm == "trpo" else 2 * counts[1] + sizes.trained_tensors  # it has no optimizer
     shared = training.lora is not None
-    copies = (1 if shared else 2) + (training.importance_sampling_cap is not None)
+    copies = (1 if shared else 2) + keeps_parent
     taught = 0 if teacher is None else _weights((teacher.parameters, 0), dtype=dtype, adapters=False)
     return MemoryEstimate(
         parameters=counts[0],

@@ -26,7 +26,7 @@ from grpo.learner.update import UpdateResult, mean_metrics, update
 from grpo.learner.worker_group import WorkerLost
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
-from grpo.policy.transformers.model import load
+from grpo.policy.transformers.model import load, weights_hash
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.tables import write_trajectories
 from tests.checkpoint_weights import share_of_the_step, weights
@@ -57,6 +57,7 @@ def _result(
     parent: Path | None = None,
     iteration: int = 0,
     renderer: RendererSettings | None = None,
+    keep_parent: bool = False,
     **settings: object,
 ) -> UpdateResult:
     rate = {} if settings.get("algorithm") == "trpo" else {"learning_rate": 5e-4}
@@ -71,6 +72,7 @@ def _result(
         iteration=iteration,
         base_artifact=BASE,
         renderer=renderer,
+        keep_parent=keep_parent,
     )
 
 
@@ -121,6 +123,21 @@ def test_weights_in_bfloat16_take_nearly_the_same_step(desk_rollout: DeskRollout
     assert rounded.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(rounded - before, after - before, dim=0) > 0.8
     assert read_state(tmp_path / "bf16").dtype == "bfloat16"
+
+
+def test_a_kept_parent_stays_as_it_is_and_the_update_is_the_same(desk_rollout: DeskRollout, tmp_path: Path):
+    """Without `keep_parent` the update trains the cached policy in place, also with an importance-sampling cap."""
+    _update(desk_rollout, tmp_path / "one")
+    version = read_state(tmp_path / "one").policy_hash
+    sampled = _rewrite(desk_rollout, tmp_path / "later.parquet", policy_hash=version)
+    later = {"scored": sampled, "parent": tmp_path / "one", "iteration": 1, "importance_sampling_cap": 2.0}
+    parent = model_cache.get(version, tmp_path / "one")
+    _update(desk_rollout, tmp_path / "kept", keep_parent=True, **later)
+    assert weights_hash(parent.model) == version
+    assert model_cache.get(version, tmp_path / "one") is parent
+    _update(desk_rollout, tmp_path / "trained", **later)
+    assert weights_hash(parent.model) == read_state(tmp_path / "trained").policy_hash
+    assert read_state(tmp_path / "trained").policy_hash == read_state(tmp_path / "kept").policy_hash != version
 
 
 def test_adapters_of_a_base_in_bfloat16_are_trained_and_resumed(desk_rollout: DeskRollout, tmp_path: Path):

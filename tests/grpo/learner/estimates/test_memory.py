@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +58,19 @@ def test_weights_gradients_and_optimizer_are_exact(tiny_folder: Path, lora: Lora
     assert estimate.trained == sum(parameter.numel() for parameter in learner.parameters)
 
 
-def test_a_trust_region_has_no_moments_and_a_separate_sampler_is_another_copy(tiny_folder: Path):
-    """trpo has no optimizer state; an importance-sampling cap adds a model."""
+def test_a_trust_region_has_no_moments_and_a_parent_that_is_kept_is_another_copy(tiny_folder: Path):
+    """trpo has no optimizer state; rollouts that go on with the parent add a model."""
     plain = _estimate(tiny_folder, TrainingSettings(), episodes=4, max_context=64)
     assert _estimate(tiny_folder, TrainingSettings(algorithm="trpo"), episodes=4, max_context=64).optimizer == 0
-    capped = _estimate(tiny_folder, TrainingSettings(importance_sampling_cap=2.0), episodes=4, max_context=64)
-    assert (plain.copies, capped.copies) == (2, 3)
+    overlapping = _estimate(tiny_folder, TrainingSettings(), episodes=4, max_context=64, keeps_parent=True)
+    assert (plain.copies, overlapping.copies) == (2, 3)
 
 
 def test_a_continuous_rollout_on_servers_needs_the_version_before_for_its_checks(tiny_folder: Path):
     """Another whole model in float32, which adds to the peak."""
     settings = TrainingSettings(importance_sampling_cap=2.0)
-    without = _estimate(tiny_folder, settings, episodes=0, max_context=64)
-    estimate = _estimate(tiny_folder, settings, episodes=0, max_context=64, checks_earlier_version=True)
+    needs = partial(_estimate, tiny_folder, settings, episodes=0, max_context=64, keeps_parent=True)
+    without, estimate = needs(), needs(checks_earlier_version=True)
     assert (without.checked, estimate.checked) == (0, 4 * estimate.parameters)
     assert estimate.peak - without.peak == 4 * estimate.parameters
     assert (without.models[0], estimate.models[0]) == ("3", "4")

@@ -112,7 +112,7 @@ class TeacherPrompts:
             last = max((at for at, message in enumerate(messages) if message.role == "user"), default=None)
             if last is None:
                 raise DataError(
-                    f"{trajectory.place} has no message of a user before the first reply, to which "
+                    f"{trajectory.place} has no user message before the first reply, to which "
                     "training.distillation could add its hint. Set privileged_context to [], with another teacher"
                 )
             text = self.settings.teacher_message(messages[last].content, hint)

@@ -96,7 +96,7 @@ def to_messages(parts: Sequence[ChatMessage], open_calls: Sequence[str] = ()) ->
     """
     reader, front = _read(parts, open_calls)
     if front == len(parts):
-        raise invalid_request("there is no message of a user. Send what the user says", param="messages")
+        raise invalid_request("there is no user message. Add a message with role user", param="messages")
     if reader.calls or reader.messages[-1].role == "assistant":
         message = "the last message is one of the user or the system, or the result of a call"
         raise invalid_request(message, param="messages")

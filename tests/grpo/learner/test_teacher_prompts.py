@@ -103,7 +103,7 @@ def test_a_prompt_to_which_no_hint_can_be_added_is_refused(renderer: Renderer, t
     with pytest.raises(DataError, match="scenario s sample 0: the prompt does not end as its messages are rendered"):
         prompts.sequence(replace(played, token_ids=other), stop=len(other))
     turn = replace(played.turns[0], message=Message(role="tool", content="x"))
-    with pytest.raises(DataError, match="scenario s sample 0 has no message of a user before the first reply"):
+    with pytest.raises(DataError, match="scenario s sample 0 has no user message before the first reply"):
         prompts.sequence(replace(played, turns=(turn, *played.turns[1:]), token_ids=other), stop=len(other))
     with pytest.raises(DataError, match=r"has \d+ tokens for the teacher, which reads 20. Lower rollout.max_context"):
         _prompts(tiny_folder, hints={"s": HINT}, max_context=20).sequence(played, stop=len(other))

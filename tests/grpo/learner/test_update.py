@@ -26,6 +26,7 @@ from grpo.learner.update import UpdateResult, mean_metrics, update
 from grpo.learner.worker_group import WorkerLost
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
+from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.model import load, weights_hash
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.tables import write_trajectories
@@ -125,18 +126,26 @@ def test_weights_in_bfloat16_take_nearly_the_same_step(desk_rollout: DeskRollout
     assert read_state(tmp_path / "bf16").dtype == "bfloat16"
 
 
-def test_a_kept_parent_stays_as_it_is_and_the_update_is_the_same(desk_rollout: DeskRollout, tmp_path: Path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kept_parent_stays_as_it_is_and_the_update_is_the_same(
+    desk_rollout: DeskRollout, tmp_path: Path, dtype: Dtype
+):
     """Without `keep_parent` the update trains the cached policy in place, also with an importance-sampling cap."""
-    _update(desk_rollout, tmp_path / "one")
+    shutil.copytree(desk_rollout.base, tmp_path / "base")
+    save_base(load(desk_rollout.base), tmp_path / "base", dtype=dtype)
+    desk, corrected = replace(desk_rollout, base=tmp_path / "base"), {"importance_sampling_cap": 2.0}
+    _update(desk, tmp_path / "one", **corrected)
     version = read_state(tmp_path / "one").policy_hash
-    sampled = _rewrite(desk_rollout, tmp_path / "later.parquet", policy_hash=version)
-    later = {"scored": sampled, "parent": tmp_path / "one", "iteration": 1, "importance_sampling_cap": 2.0}
+    sampled = _rewrite(desk, tmp_path / "later.parquet", policy_hash=version)
+    later = {"scored": sampled, "parent": tmp_path / "one", "iteration": 1, "max_mismatch_kl": 1.0, **corrected}
     parent = model_cache.get(version, tmp_path / "one")
-    _update(desk_rollout, tmp_path / "kept", keep_parent=True, **later)
+    held = parent.in_dtype(dtype).model
+    _update(desk, tmp_path / "kept", keep_parent=True, **later)
     assert weights_hash(parent.model) == version
     assert model_cache.get(version, tmp_path / "one") is parent
-    _update(desk_rollout, tmp_path / "trained", **later)
+    _update(desk, tmp_path / "trained", **later)
     assert weights_hash(parent.model) == read_state(tmp_path / "trained").policy_hash
+    assert weights_hash(held) == weights_hash(load(tmp_path / "kept").in_dtype(dtype).model)
     assert read_state(tmp_path / "trained").policy_hash == read_state(tmp_path / "kept").policy_hash != version
 
 

@@ -12,6 +12,7 @@ Dictionaries are not expanded, so that 1,000,000 rows that repeat a text of 16 M
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -184,8 +185,9 @@ def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema)
     if isinstance(size, int) and size <= _LARGEST_BATCH:
         rows = try_call(lambda: _plain(batch, schema).to_pylist())  # dictionaries take six times as long
     if isinstance(rows, list):
+        changed = [field.name for field in schema if field.name in batch.schema.names and _is_changed(field.type)]
         for number, cells in enumerate(rows, start=before + 1):
-            yield ArrowRow(number=number, cells=cells)
+            yield ArrowRow(number=number, cells={**cells, **{name: _cell(cells[name]) for name in changed}})
         return
     for index in range(batch.num_rows):
         yield _row(batch.slice(index, 1), before + 1 + index)
@@ -206,9 +208,24 @@ def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
     problem = "; ".join(f"{name}: {error_text(error)}" for name, error in errors.items())
     return ArrowRow(
         number=number,
-        cells={name: cell for name, cell in cells.items() if name not in errors},
+        cells={name: _cell(cell) for name, cell in cells.items() if name not in errors},
         problem=f"column cannot be decoded: {problem}" if errors else None,
     )
+
+
+def _is_changed(kind: pa.DataType) -> bool:
+    """True if `_cell` may change cells of this type."""
+    return bool(pa.types.is_floating(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _cell(value: Any) -> Any:
+    """A cell. NaN is null, because pandas writes nulls so. Bytes in UTF-8 are text, which some writers do not mark."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if not isinstance(value, bytes):
+        return value
+    text = try_call(value.decode)
+    return value if isinstance(text, Exception) else text
 
 
 def _expanded(rows: pa.RecordBatch | pa.Table) -> int:
@@ -249,7 +266,10 @@ def _bytes(array: pa.Array) -> int:
         return len(array) + (pc.sum(lengths).as_py() or 0)
     if isinstance(array, pa.StructArray):
         return len(array) + sum(map(_bytes, array.flatten()))
-    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map array is a list array, too
+    if isinstance(array, pa.MapArray):  # it is a list array as well, but pyarrow cannot flatten it
+        entries = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
+        array = pa.ListArray.from_arrays(array.offsets, entries)
+    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
         return len(array) + _bytes(array.flatten())
     return len(array) + array.nbytes
 

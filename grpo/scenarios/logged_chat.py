@@ -51,6 +51,8 @@ class LoggedMessage(Message):
     tool_calls: tuple[LoggedCall, ...] = ()
     answers: str | None = None
     """Id of the call that a tool's message is the result of."""
+    answers_tool: str | None = None
+    """Name of the tool that a result is of. It tells which call the result belongs to if there is no id."""
     name: str | None = field(default=None, compare=False)
     """Name of the speaker, if several share a role."""
     weight: int = field(default=1, compare=False)
@@ -217,8 +219,8 @@ def to_conversation(logged: Sequence[LoggedMessage]) -> tuple[Message, ...]:
     System messages at the front become one. The results of several calls of a turn become one message with a JSON list
     of them, in the order of the calls. Raises `ValueError` if a result names an id that no call of its turn has.
     """
-    has_ids = any(message.answers is not None for message in logged)
-    messages = [_to_message(logged[index]) for index in (order_results(logged) if has_ids else range(len(logged)))]
+    is_named = any(message.answers is not None or message.answers_tool is not None for message in logged)
+    messages = [_to_message(logged[index]) for index in (order_results(logged) if is_named else range(len(logged)))]
     front = list(takewhile(lambda message: message.role == "system", messages))
     joined = [Message(role="system", content="\n\n".join(message.content for message in front))] if front else []
     remaining = messages[len(front) :]
@@ -286,12 +288,18 @@ def _joined_results(messages: Sequence[Message], number: int, pending: int) -> l
 
 
 def _answered(pending: Sequence[tuple[ToolCall, Any]], message: Message, number: int) -> int:
-    """Index of the call that a result answers: the call with its id, or the first one if the result names no id."""
-    answers = _answers(message)
+    """Index of the call that a result answers: the call with its id, or else the first call of its tool.
+
+    A result without either answers the first call, and a result of another tool the only call that waits for one.
+    """
+    answers, tool = _answers(message), _answers_tool(message)
     for index, (call, _) in enumerate(pending):
-        if answers is None or _id(call) == answers:
+        if (tool in (None, call.name)) if answers is None else (_id(call) == answers):
             return index
-    name = "without a call" if answers is None else f"for id {excerpt(answers, _SHOWN)}"
+    if answers is None and len(pending) == 1:
+        return 0
+    named = "without a call" if tool is None else f"of the tool {excerpt(tool, _SHOWN)}"
+    name = named if answers is None else f"for id {excerpt(answers, _SHOWN)}"
     waiting = ", ".join(excerpt(_id(call) or call.name, _SHOWN) for call, _ in pending[:3]) or "none"
     raise ValueError(f"orphaned tool result: message {number}, {name}. Calls that wait for one: {waiting}")
 
@@ -299,6 +307,11 @@ def _answered(pending: Sequence[tuple[ToolCall, Any]], message: Message, number:
 def _answers(message: Message) -> str | None:
     """Id of the call that a result names. None in our own messages."""
     return message.answers if isinstance(message, LoggedMessage) else None
+
+
+def _answers_tool(message: Message) -> str | None:
+    """Name of the tool that a result is of. None in our own messages."""
+    return message.answers_tool if isinstance(message, LoggedMessage) else None
 
 
 def _id(call: ToolCall) -> str | None:

@@ -32,7 +32,8 @@ from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import to_conversation
 from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
 from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
-from grpo.scenarios.readers.messages.openai_format import parse_arguments, parse_messages, parse_tools
+from grpo.scenarios.readers.messages.openai_format import parse_arguments, parse_message, parse_messages, parse_tools
+from grpo.scenarios.readers.messages.transcripts import refuse_transcript
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Corrections, RedactedCorrection, collect_corrections
 
@@ -96,6 +97,8 @@ def _parse(record: Any, place: str) -> WrittenPair:
     {"chosen": [U1, A1, U2, C], "rejected": [U1, A1, U2, R]}                 implicit prompt
     {"prompt": "U1", "chosen": "C", "rejected": "R"}                         texts
     {"input": {"messages": [U1]}, "preferred_output": [C], "non_preferred_output": [R]}
+
+    A text in `system` is the system prompt of a conversation that has none.
     """
     record = without_filled_nulls(record)
     if "preferred_output" in record:
@@ -111,6 +114,7 @@ def _parse(record: Any, place: str) -> WrittenPair:
             raise DataError("chosen and rejected differ before their last message. Give both the same prompt")
     if not prompt:
         raise DataError("the conversation has no messages. Give at least one")
+    system = parse_message({"role": "system", "content": record.get("system")}, 0)
     chosen, rejected = (
         _reply(side[len(prompt) :] if len(side) > len(prompt) and side[: len(prompt)] == prompt else side, name)
         for name, side in sides.items()
@@ -121,6 +125,8 @@ def _parse(record: Any, place: str) -> WrittenPair:
         )
     if chosen == rejected:
         raise DataError("chosen and rejected are the same: no reply is preferred")
+    if system.content.strip() and prompt[0].role != "system":
+        prompt = (*to_conversation([system]), *prompt)
     return WrittenPair(prompt=prompt, chosen=chosen, rejected=rejected, tools=_tools(record.get("tools")), place=place)
 
 
@@ -130,6 +136,7 @@ def _messages(value: Any, name: str, speaker: Role) -> tuple[Message, ...]:
     if isinstance(value, str) and not (
         isinstance(parsed, list) and parsed and all(isinstance(item, dict) and "role" in item for item in parsed)
     ):
+        refuse_transcript(value, name)
         return (Message(role=speaker, content=value),)
     logged = parse_messages([parsed] if isinstance(parsed, dict) else parsed)
     if name != "prompt" and logged and not logged[-1].weight:

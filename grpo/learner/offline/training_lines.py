@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from grpo.data_errors import LONGEST_LINE
 from grpo.errors import DataError
+from grpo.scenarios.readers.files.json_file import read_jsonl
 
 T = TypeVar("T")
 
 
 def read_lines(path: Path, parse: Callable[[Any, str], T], *, noun: str, form: str, setting: str) -> Iterator[T]:
-    """Parse each line that is not blank. `parse` takes the JSON value and its place.
+    """Parse each line that is not blank. `parse` takes the JSON object and its place.
 
     Messages use `noun` for a line, `form` for its expected form, and `setting` for the setting of the path. Raises
-    `DataError` if the file cannot be read, or if `parse` fails on a line.
+    `DataError` if the file cannot be read, if a line is no JSON object, or if `parse` fails on it.
     """
+    if not path.is_file():
+        raise DataError(f"{path} cannot be read: there is no such file. Correct {setting}")
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _parse(line, parse, place=f"{path}, line {number}", noun=noun, form=form)
-    except (OSError, UnicodeDecodeError) as error:
+        for record in read_jsonl(path):
+            place = f"{path}, line {record.line}"
+            if record.data is None:
+                raise DataError(f"{place} is not {noun} ({record.problem}). Write {form}")
+            yield parse_record(record.data, parse, place=place, noun=noun, form=form)
+    except OSError as error:
         raise DataError(f"{path} cannot be read: {error}. Correct {setting}") from error
-
-
-def _parse(line: str, parse: Callable[[Any, str], T], *, place: str, noun: str, form: str) -> T:
-    if len(line) > LONGEST_LINE:
-        raise DataError(f"{place}: over-long line of {len(line)} characters, at most {LONGEST_LINE}. Shorten it")
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not {noun} ({type(error).__name__}: {error}). Write {form}") from error
-    return parse_record(record, parse, place=place, noun=noun, form=form)
 
 
 def parse_record(record: Any, parse: Callable[[Any, str], T], *, place: str, noun: str, form: str) -> T:

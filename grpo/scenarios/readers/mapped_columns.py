@@ -111,7 +111,7 @@ def _value(field: str, column: str, cell: Any) -> Any:
             raise ValueError(f"column {column} is not a text: it has an object with {excerpt(', '.join(cell), _SHOWN)}")
         if field == "user_responses" and isinstance(cell, str):
             refuse_transcript(cell, f"column {column}")
-        return _texts(cell)
+        return _texts(cell, column)
     if field in _OBJECTS:
         if not isinstance(cell, str):
             return cell
@@ -122,7 +122,9 @@ def _value(field: str, column: str, cell: Any) -> Any:
     return str(cell) if isinstance(cell, (int, float)) and not isinstance(cell, bool) else cell
 
 
-def _texts(cell: Any) -> Any:
+def _texts(cell: Any, column: str) -> Any:
+    if isinstance(cell, bytes):
+        raise ValueError(f"column {column} is not a text: it has {len(cell)} bytes that are not UTF-8")
     if not isinstance(cell, str):
         return cell if isinstance(cell, list) else [str(cell)]
     if cell.lstrip().startswith("["):

@@ -138,6 +138,8 @@ def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, 
                 "it is a list of parts. Write the chats as lists of messages with tool_calls, or leave the column out"
             )
     kept = {**links(cells), **{name: value_at(cells, name) for name in places}}
+    if binary := next((name for name, cell in kept.items() if isinstance(cell, bytes)), None):
+        raise ValueError(f"column {binary} is not a text: it has {len(kept[binary])} bytes that are not UTF-8")
     content = json.dumps(kept, default=str, ensure_ascii=False)
     content.encode()
     return content

@@ -28,6 +28,7 @@ from grpo.scenarios.readers.files.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.files.parquet import read_parquet
 from grpo.scenarios.readers.messages.chat_dialects import openai_messages
 from grpo.scenarios.readers.messages.openai_format import parse_messages
+from grpo.scenarios.readers.messages.transcripts import refuse_transcript
 from grpo.scenarios.records import SourceRecord, convert_records
 
 
@@ -133,6 +134,7 @@ def _prompt(row: _Row, settings: PairFile | LabelFile) -> list[Message]:
         return [*before, *_messages(columns[0], row.cell(columns[0]))]
     first, *others = columns
     texts = [_string(first, row.cell(first)), *(_string(name, cells[name]) for name in others if cells.get(name))]
+    refuse_transcript(texts[0], f"column {first}")
     return [*before, Message(role="user", content="\n\n".join(texts))]
 
 

@@ -15,26 +15,39 @@ from grpo.scenarios.records import SourceRecord
 
 def join_batch(records: Iterable[SourceRecord], path: Path) -> Iterator[SourceRecord]:
     """Output records of a batch with the requests that they answer, which are in the file `path`."""
-    requests = _requests(path)
+    requests, repeated = _requests(path)
     for record in records:
         data = record.data
         if data is None:
             yield record
-        elif not isinstance(requests.get(str(data.get("custom_id"))), dict):
+        elif (name := str(data.get("custom_id"))) in repeated:
+            problem = f"reply to one of several requests: custom_id {excerpt(name, 80)} is in the input more than once"
+            yield replace(record, data=None, raw=record.raw or excerpt(data), problem=problem)
+        elif not isinstance(requests.get(name), dict):
             problem = f"reply without a request: custom_id {excerpt(data.get('custom_id'), 80)} is not in the input"
             yield replace(record, data=None, raw=record.raw or excerpt(data), problem=problem)
         elif (failure := _failure(data)) is not None:
             yield replace(record, data=None, raw=record.raw or excerpt(data), problem=failure)
         else:
-            request = requests[str(data["custom_id"])]
-            kept = {"id": data["custom_id"], "request": request, "response": _reply(data)}
+            kept = {"id": data["custom_id"], "request": requests[name], "response": _reply(data)}
             yield replace(record, data=kept)
 
 
-def _requests(path: Path) -> dict[str, Any]:
-    """Requests of a batch's input by `custom_id`. They fit into memory, because OpenAI allows 50,000 per batch."""
-    records = (record.data for record in read_objects(path) if record.data is not None)
-    return {str(data["custom_id"]): data.get("body", data.get("params")) for data in records if "custom_id" in data}
+def _requests(path: Path) -> tuple[dict[str, Any], set[str]]:
+    """Requests of a batch's input by `custom_id`, and the ids that several of them have.
+
+    They fit into memory, because OpenAI allows 50,000 per batch.
+    """
+    requests: dict[str, Any] = {}
+    repeated: set[str] = set()
+    for data in (record.data for record in read_objects(path) if record.data is not None):
+        if "custom_id" not in data:
+            continue
+        name, request = str(data["custom_id"]), data.get("body", data.get("params"))
+        if name in requests and requests[name] != request:
+            repeated.add(name)
+        requests[name] = request
+    return requests, repeated
 
 
 def _reply(data: Mapping[str, Any]) -> Any:

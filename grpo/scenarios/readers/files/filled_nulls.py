@@ -8,7 +8,7 @@ such rows as JSON. So every tool of a file has the parameters of all tools, and 
 
 A record counts as filled by a table if it has null as the schema of a tool's parameter, as the `tool_calls` of a
 message that cannot have calls, or as an expected outcome, because people and APIs do not write null there. In all other
-records every null stays, e.g. an argument that an agent has given as null.
+records every null stays, e.g. an argument that an agent has given as null. In `metadata`, null always means nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from grpo.scenarios.readers.files.places import without_nulls
 
 _OTHERS = ("user", "system", "developer", "tool")
 """Roles whose messages cannot have tool calls."""
-_SECTIONS = ("expected", "metadata")
 
 
 def without_filled_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record without nulls, if a table has filled it, and otherwise unchanged.
+    """The record without nulls, if a table has filled it, and otherwise without those in `metadata`.
 
     In `world`, nulls may be data. There only the arguments of the calls in `recorded` lose them.
     """
     if not _is_filled(record):
-        return dict(record)
+        metadata = record.get("metadata")
+        return {**record, "metadata": _given(metadata)} if _has_null(metadata) else dict(record)
     cleaned: dict[str, Any] = {
         name: _world_without_nulls(value) if name == "world" else without_nulls(value)
         for name, value in record.items()
@@ -39,13 +39,17 @@ def without_filled_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_filled(record: Mapping[str, Any]) -> bool:
-    if any(_has_null(record.get(name)) for name in _SECTIONS):
+    if _has_null(record.get("expected")):
         return True
     return any(_has_calls_of_others(value) or _has_null_schema(value) for value in _lists(record))
 
 
 def _has_null(fields: Any) -> bool:
     return isinstance(fields, Mapping) and any(value is None for value in fields.values())
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _lists(record: Mapping[str, Any]) -> Iterator[list[Any]]:

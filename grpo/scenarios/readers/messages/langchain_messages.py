@@ -16,6 +16,7 @@ from grpo.scenarios.readers.messages.api_dialects import split_parts
 from grpo.scenarios.readers.messages.message_items import rewrite_items
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "developer": "developer"}
+_API_CALLS = ("tool_calls", "function_call")
 _SUFFIXES = ("MessageChunk", "Message")
 
 
@@ -49,7 +50,9 @@ def openai_message(message: Any) -> Any:
             fields = message["data"]
     fields = {name: value for name, value in fields.items() if name != "type" or not _is_kind(value)}
     role = fields.get("role", _ROLES.get(kind))
-    calls = fields.get("tool_calls")
+    calls, more = fields.get("tool_calls"), fields.get("additional_kwargs")
+    if calls and isinstance(more, Mapping):  # the calls once more, as the API sent them
+        fields["additional_kwargs"] = {name: value for name, value in more.items() if name not in _API_CALLS}
     rewritten = [_openai_call(call) for call in calls] if isinstance(calls, list) else calls
     return {**fields, "role": role, "tool_calls": rewritten}
 

@@ -27,6 +27,7 @@ _SOUND = "!sound is not read"
 
 MESSAGE: dict[str, str] = {
     **dict.fromkeys(("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"), READ),
+    "tool_name": READ,  # of Ollama
     **dict.fromkeys(("weight", "reasoning_content", "reasoning", "thinking", "tool_plan"), READ),
     **dict.fromkeys(("train_detail", "training_detail"), "!spans of a text that are learned are not read"),
     "audio": _SOUND,

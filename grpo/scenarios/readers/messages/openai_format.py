@@ -81,6 +81,7 @@ def parse_message(message: Any, number: int) -> LoggedMessage:
         content=_content(message, number, ignored),
         tool_calls=calls,
         answers=_answered(role, message, name),
+        answers_tool=_id(message.get("tool_name")) or name if role == "tool" else None,
         name=None if _ROLES[role] == "tool" else name,
         weight=_weight(message, number),
         reasoning=_reasoning(message, number),

@@ -44,7 +44,7 @@ def test_conversations_of_a_file_come_in_order_with_their_calls(tmp_path: Path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "line 1 is not a conversation .JSONDecodeError"),
+        ("{", "line 1 is not a conversation .broken JSON: EOF"),
         ('{"turns": []}', "line 1 is not a conversation .KeyError: 'messages'"),
         ('{"messages": []}', "needs a turn of the user and then one of the agent, got no message"),
         ('{"messages": [{"role": "user", "content": "hi"}]}', "needs a turn of the user and then"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from dataclasses import replace
 from functools import partial
@@ -53,6 +54,45 @@ def test_a_line_that_is_not_a_pair_is_an_error_with_its_place(tmp_path: Path, ch
     with pytest.raises(DataError, match=reason) as error:
         read_pairs(written(tmp_path, pair, {**pair, **changes}))
     assert 'Write {"prompt": [' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("pair", "reason"),
+    [
+        (
+            {"prompt": "q", "chosen": "a\ud83d", "rejected": "b"},
+            "line 1 .* .broken JSON: unexpected end",
+        ),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "score": float("nan")}, "line 1 .* .broken JSON: expected"),
+        (
+            {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": "a", "rejected": "b"},
+            "a whole chat in one text: in prompt",
+        ),
+        ({"chosen": "Human: q\n\nAssistant: a", "rejected": "Human: q\n\nAssistant: b"}, "a whole chat in one text"),
+    ],
+    ids=["half a character", "NaN", "a prompt", "both sides"],
+)
+def test_text_that_is_no_reply_is_an_error_with_its_place(tmp_path: Path, pair: dict[str, object], reason: str):
+    """Python's own JSON reader lets the first two pass."""
+    with pytest.raises(DataError, match=reason):
+        read_pairs(written(tmp_path, pair))
+
+
+def test_the_system_prompt_of_a_pair_may_be_next_to_it(tmp_path: Path):
+    """As in Orca's pairs. A conversation that begins with a system message keeps its own."""
+    pair = {"system": "In German.", "prompt": "Hi.", "chosen": "Hallo.", "rejected": "Hello."}
+    own = {"role": "system", "content": "In French."}
+    first, second = read_pairs(written(tmp_path, pair, {**pair, "prompt": [own, USER]}))
+    assert [(message.role, message.content) for message in first.prompt] == [("system", "In German."), ("user", "Hi.")]
+    assert [message.content for message in second.prompt] == ["In French.", "Hi."]
+
+
+def test_a_compressed_file_of_pairs_is_read(tmp_path: Path):
+    """By the same reader as scenarios."""
+    path = tmp_path / "pairs.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps({"prompt": "Hi.", "chosen": "a", "rejected": "b"}).encode()))
+    (pair,) = read_pairs(WrittenPairs(kind="jsonl", path=str(path)))
+    assert pair.chosen.content == "a"
 
 
 def test_a_pair_is_in_the_format_of_openai(tmp_path: Path):

@@ -14,6 +14,8 @@ import pytest
 
 from grpo.config.scenarios import CsvSource, FileSource, HuggingFaceSource, Source
 from grpo.errors import DataError
+from grpo.parquet_rows import ParquetRows
+from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
 
 COLUMNS = {"id": "ticket", "user_responses": "question", "metadata.category": "topic"}
@@ -119,3 +121,34 @@ def test_text_that_should_be_json_is_a_problem(tmp_path: Path) -> None:
         FileSource(kind="jsonl", path=str(path), columns={"user_responses": "question", "world": "state"})
     )
     assert (record.problem or "").startswith("column state is not JSON: ")
+
+
+def parquet(folder: Path, columns: dict[str, Any], fields: dict[str, str]) -> list[SourceRecord]:
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    return list(read_records(FileSource(kind="parquet", path=str(folder / "rows.parquet"), columns=fields)))
+
+
+def test_binary_cells_are_text_if_they_are_utf_8(tmp_path: Path) -> None:
+    """Some writers of Parquet do not mark text. Other bytes are no text."""
+    given = {"q": [b"Where?", "T\u00fcr".encode(), b"\xff\xfe"], "id": ["a", "b", "c"]}
+    first, second, third = parquet(tmp_path, given, {"id": "id", "user_responses": "q"})
+    assert first.data == {"id": "a", "user_responses": ["Where?"]}
+    assert second.data == {"id": "b", "user_responses": ["T\u00fcr"]}
+    assert third.problem == "column q is not a text: it has 2 bytes that are not UTF-8"
+
+
+def test_nan_is_an_empty_cell(tmp_path: Path) -> None:
+    """As pandas writes it for a missing number: no category `nan`."""
+    given = {"q": ["Where?"], "topic": [float("nan")], "id": [1.0]}
+    (record,) = parquet(tmp_path, given, {"id": "id", "user_responses": "q", "metadata.category": "topic"})
+    assert record.data == {"id": "1.0", "user_responses": ["Where?"]}
+
+
+def test_a_column_of_maps_is_read(tmp_path: Path) -> None:
+    """pyarrow's list functions do not take maps."""
+    maps = pa.array([[("a", "1"), ("b", "2")], None, []], pa.map_(pa.string(), pa.string()))
+    given = {"id": ["x", "y", "z"], "user_responses": [["Hi."], ["Ho."], ["Hu."]], "attributes": maps}
+    pq.write_table(pa.table(given), tmp_path / "rows.parquet")
+    rows = list(ParquetRows(tmp_path / "rows.parquet").read(["id", "attributes"]))
+    assert [row.problem for row in rows] == [None, None, None]
+    assert rows[0].cells["attributes"] == [("a", "1"), ("b", "2")]

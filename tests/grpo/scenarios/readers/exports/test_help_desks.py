@@ -144,6 +144,19 @@ def _reply(text: str) -> dict[str, Any]:
     return {"status_code": 200, "body": {"choices": [{"message": {"role": "assistant", "content": text}}]}}
 
 
+def test_a_reply_to_one_of_two_requests_is_quarantined(tmp_path: Path):
+    """Inputs that were put together may count from 1 each. The same request twice is no doubt."""
+    inputs, outputs = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    asked = (("r-1", "When do you open?"), ("r-1", "When do you close?"), ("r-2", "Why?"), ("r-2", "Why?"))
+    requests = [{"custom_id": name, "body": {"messages": [{"role": "user", "content": text}]}} for name, text in asked]
+    inputs.write_text("".join(json.dumps(line) + "\n" for line in requests))
+    replies = [{"custom_id": name, "response": _reply("At six.")} for name in ("r-1", "r-2")]
+    outputs.write_text("".join(json.dumps(line) + "\n" for line in replies))
+    scenarios, counts = _ingested(tmp_path, ChatSource(kind="openai_messages", path=str(outputs), requests=str(inputs)))
+    assert [scenario.id for scenario in scenarios] == ["r-2"]
+    assert set(counts.reasons) == {"reply to one of several requests"}
+
+
 def test_the_output_of_a_batch_is_joined_with_its_input(tmp_path: Path):
     """By `custom_id`, in any order; a request that failed and a reply without one are quarantined."""
     inputs, outputs = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -167,3 +167,10 @@ def test_arrays_of_a_function_are_compared_with_nothing():
     """A function of the user may yield NumPy's arrays. `array == None` has no truth value."""
     record = {"expected": {"state": np.zeros(2)}, "tools": [{"parameters": {"properties": {"a": np.zeros(2)}}}]}
     assert without_filled_nulls(record) == record
+
+
+def test_a_null_in_metadata_says_nothing_of_the_other_nulls():
+    """Applications write such records, with an argument that the agent has given as null."""
+    call = {"name": "set_name", "arguments": {"name": None}}
+    record = {"metadata": {"note": None, "category": "c"}, "expected": {"calls": [call]}, "world": {"x": None}}
+    assert without_filled_nulls(record) == {**record, "metadata": {"category": "c"}}

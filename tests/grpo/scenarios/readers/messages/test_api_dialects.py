@@ -190,11 +190,13 @@ def test_an_id_of_any_type_is_read_as_in_other_messages(tmp_path: Path, call_id:
 
 
 def test_calls_that_langchain_repeats_are_read_once(tmp_path: Path) -> None:
-    """Its messages of Anthropic's models have each call as a part and in `tool_calls`."""
+    """Its messages have each call in `tool_calls`, as a part with Anthropic's models, and as the API sent it."""
     call = {"name": "look_up", "args": {"order": "7"}, "id": "t1"}
+    api = {"tool_calls": [{"id": "t1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}]}
+    agent = {"content": [{"type": "text", "text": "I look."}, USE], "tool_calls": [call], "additional_kwargs": api}
     messages = [
         {"type": "human", "content": ASKED},
-        {"type": "ai", "content": [{"type": "text", "text": "I look."}, USE], "tool_calls": [call]},
+        {"type": "ai", **agent},
         {"type": "tool", "content": "lost", "tool_call_id": "t1"},
     ]
     outputs = {"generations": [[{"message": {"type": "ai", "content": [{"type": "text", "text": DONE}]}}]]}

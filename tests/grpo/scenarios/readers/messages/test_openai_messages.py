@@ -23,6 +23,8 @@ from openai.types.chat.completion_create_params import (
 from openai.types.shared_params import FunctionDefinition
 
 from grpo.config.scenarios import ChatSource
+from grpo.config.sft import WrittenDemonstrations
+from grpo.learner.offline.demonstrations import read_demonstrations
 from grpo.scenario import Scenario
 from grpo.scenarios.readers.messages.openai_fields import (
     CALL,
@@ -197,6 +199,37 @@ def test_a_legacy_function_call_is_a_call(tmp_path: Path) -> None:
     assert fields["tools"][0]["description"] == "Look up."
     (broken,) = records(tmp_path, {"messages": [ASKED, call, {**result, "name": "refund"}, REPLY]})
     assert (broken.problem or "").startswith("orphaned tool result: message 2, for id function refund")
+
+
+def call(name: str, **arguments: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+@pytest.mark.parametrize("field", ["name", "tool_name"], ids=["chat templates", "Ollama"])
+def test_results_that_name_their_tool_belong_to_its_calls(tmp_path: Path, field: str) -> None:
+    """Two calls of one tool get their results in order, and the result of another tool may come between them."""
+    calls = [call("time", city="Rome"), call("heat", city="Rome"), call("time", city="Oslo")]
+    said = (("heat", "30"), ("time", "noon"), ("time", "eleven"))
+    results = [{"role": "tool", field: name, "content": text} for name, text in said]
+    agent = {"role": "assistant", "tool_calls": calls}
+    fields, ignored = scenario(tmp_path, {"messages": [ASKED, agent, *results, REPLY]})
+    assert [entry["result"] for entry in fields["world"]["recorded"]] == ["noon", 30, "eleven"]
+    assert not ignored
+    path = tmp_path / "demonstrations.jsonl"
+    path.write_text(json.dumps({"messages": [ASKED, agent, *results, REPLY]}))
+    (demonstration,) = read_demonstrations(WrittenDemonstrations(kind="jsonl", path=str(path)))
+    assert json.loads(demonstration[2].content) == ["noon", 30, "eleven"]
+
+
+def test_a_result_of_a_tool_without_a_call_is_quarantined(tmp_path: Path) -> None:
+    """Unless a single call waits for a result, which may have another name there."""
+    agent = {"role": "assistant", "tool_calls": [call("time", city="Rome"), call("heat", city="Rome")]}
+    other, heat = ({"role": "tool", "name": name, "content": "1"} for name in ("wind", "heat"))
+    (read,) = records(tmp_path, {"messages": [ASKED, agent, other, heat, REPLY]})
+    assert read.problem is not None
+    assert read.problem.startswith("orphaned tool result: message 2, of the tool wind. Calls that wait for one: time")
+    fields, _ = scenario(tmp_path, {"messages": [ASKED, agent, heat, other, REPLY]})
+    assert [entry["result"] for entry in fields["world"]["recorded"]] == [1, 1]
 
 
 def test_a_turn_of_weight_0_is_no_reference(tmp_path: Path) -> None:

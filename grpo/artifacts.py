@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.errors import ArtifactError, ConfigError, ErasedError, RemovedError
 from grpo.storage.digests import MANIFEST, file_states, folder_digests, note_digest, present_digest
@@ -40,8 +40,8 @@ class Artifact(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str
-    sha256: str
-    kind: str
+    sha256: str = Field(pattern="^[0-9a-f]{1,64}$")  # it names files, so that it must be no path
+    kind: str = Field(pattern="^[a-z][a-z0-9_-]*$")
 
 
 class NewArtifact:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a stage runs, and time limits for code that blocks.
+"""Ctrl-C, SIGTERM and SIGHUP while a stage runs, and time limits for code that blocks.
 
 Python runs the handler of a signal between two instructions of the main thread. That is not enough to end a stage.
 asyncio turns the first Ctrl-C into a cancellation, which code that blocks the event loop never sees. If an exception
@@ -26,7 +26,7 @@ GRACE_S = 8.0
 END_S = 20.0
 """Seconds that a command has after an interrupted stage, to stop servers and to wait for its threads."""
 _WAKE_S = 0.2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAKE = signal.SIGURG
 """Signal that only interrupts a call in which the main thread waits."""
 
@@ -36,7 +36,7 @@ class Blocked(BaseException):
 
 
 class Stopped(SystemExit):
-    """End of the process by SIGTERM. Its code is 128 plus the signal's number."""
+    """End of the process by SIGTERM or SIGHUP. Its code is 128 plus the signal's number."""
 
 
 class _State:
@@ -55,8 +55,13 @@ _noting = threading.Lock()
 
 
 def end_by_signals() -> None:
-    """Let SIGTERM end this process, a command, as Ctrl-C does. After either one, it ends within `END_S`."""
+    """Let SIGTERM and SIGHUP end this process, a command, as Ctrl-C does. After any of them, it ends within `END_S`.
+
+    SIGHUP comes when the terminal closes. `nohup` ignores it, and then it stays ignored.
+    """
     signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, stop)
     _state.is_command = True
 
 
@@ -74,12 +79,12 @@ def _wake(signum: int, frame: FrameType | None) -> None:
     """Do nothing. A signal interrupts a call only because it has a handler."""
 
 
-_HANDLERS = {signal.SIGINT: _interrupt, signal.SIGTERM: stop, _WAKE: _wake}
+_HANDLERS = {signal.SIGINT: _interrupt, signal.SIGTERM: stop, signal.SIGHUP: stop, _WAKE: _wake}
 _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 def stopping() -> bool:
-    """True after Ctrl-C or SIGTERM, until the stages that were interrupted have ended."""
+    """True after Ctrl-C, SIGTERM or SIGHUP, until the stages that were interrupted have ended."""
     _note_signals()
     return _state.signum is not None
 
@@ -105,7 +110,7 @@ def check() -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM interrupt the block, and end the process if the block does not end within `GRACE_S`.
+    """Let these signals interrupt the block, and end the process if the block does not end within `GRACE_S`.
 
     The main thread raises the exception of a handler that others have installed, or else `KeyboardInterrupt` or
     `Stopped`. It does so as well if code in the block has caught that exception and `check` then ended its task. In

@@ -1,6 +1,6 @@
 """Exit codes of commands, and the one-line messages of expected failures.
 
-0 done, 1 failed, 2 wrong input, 3 a gate refused, 130 after Ctrl-C, 143 after SIGTERM.
+0 done, 1 failed, 2 wrong input, 3 a gate refused, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
 
 from __future__ import annotations

@@ -245,6 +245,8 @@ def models(
         typer.echo(json.dumps([version.model_dump(mode="json") for version in versions], indent=1))
     elif versions:
         print_versions(console, versions)
+    elif name is not None:
+        console.print(f"model {name} has no version. `grpo lineage {name}` shows what it had", soft_wrap=True)
     else:
         console.print("no model is registered. A run registers one when it ends: grpo train CONFIG", soft_wrap=True)
 

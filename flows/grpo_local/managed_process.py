@@ -76,6 +76,8 @@ class ManagedProcess:
     """Variables that it gets from its parent, as patterns of their names."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Changes to these variables. None removes a variable."""
+    working_folder: Path | None = None
+    """Its working folder, if it is not its parent's."""
     started_path: str = "/health"
     """Path that answers once it has started."""
     start_timeout_s: float = _START_TIMEOUT_S
@@ -166,6 +168,7 @@ class ManagedProcess:
                 stderr=output,
                 stdin=subprocess.PIPE if self.ends_with_parent else subprocess.DEVNULL,
                 start_new_session=True,
+                cwd=self.working_folder,
                 env=self.variables,
             )
         finally:

@@ -63,7 +63,12 @@ def prefect_service(home: Path, *, for_pages: bool = True) -> ManagedProcess:
         path="/api",
         remedy="Set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
         inherited=(*INHERITED, "PREFECT_*"),
-        environment={ORIGINS: os.environ.get(ORIGINS, origins), **({} if for_pages else WITHOUT_BLOCKS)},
+        environment={
+            ORIGINS: os.environ.get(ORIGINS, origins),
+            "PREFECT_SERVER_API_BASE_PATH": None,
+            **({} if for_pages else WITHOUT_BLOCKS),
+        },
+        working_folder=home,  # Prefect reads a .env of its working folder, which may be another project's
     )
 
 
@@ -188,7 +193,7 @@ def _require_login(server: Server, url: str, home: Path) -> None:
     """Raise `ConfigError` if a server that runs already refuses the login that this process would start it with."""
     user, _, password = login(home, server).partition(":")
     no_certificates = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # they take .1 s to read, and are for https
-    answer = httpx.get(url, auth=(user, password), timeout=_ANSWER_S, verify=no_certificates)
+    answer = httpx.get(url, auth=(user, password), timeout=_ANSWER_S, verify=no_certificates, trust_env=False)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(
             f"the server at {url} refuses the login in {login_place(home, server)}, because it "

@@ -21,13 +21,16 @@ def _text_encoding(name: str) -> str:
 
 
 class CsvFormat(Settings):
-    """Delimiter and encoding of a file. If they are not set, they are detected where this is certain."""
+    """Delimiter, encoding and quoting of a file. Delimiter and encoding are detected where this is certain."""
 
     delimiter: str | None = Field(default=None, min_length=1, max_length=1, pattern=r'^[^"\r\n]$')
     """Character between cells. None takes the one in a first line such as `sep=|`, a tab in files that end in `.tsv`,
     or else the only one of comma, semicolon, tab and vertical bar that splits the header into the wanted columns."""
     encoding: Annotated[str, AfterValidator(_text_encoding)] | None = None
     """Encoding of the text, such as cp1252. None takes the encoding of a byte order mark, or UTF-8 if there is none."""
+    quoting: bool = True
+    """A cell in double quotes may hold delimiters, newlines and doubled quotes. False takes quotes as text, for files
+    that some databases write."""
 
 
 DETECTED = CsvFormat()

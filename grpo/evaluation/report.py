@@ -37,7 +37,7 @@ def read_report(path: Path) -> ReportDocument:
         content = path.read_bytes()
         version = json.loads(content).get("schema_version")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as a report: {error}") from error
+        raise DataError(f"{path} cannot be read as a report: {error}. Run its config again, which writes it") from error
     if version != SCHEMA_VERSION:
         raise DataError(
             f"{path} has report schema version {version!r}, but this release reads {SCHEMA_VERSION}. Run its config "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,8 @@ from grpo.policy.plain_models import tokenizer_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
@@ -31,6 +35,28 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
     elif tokenizer.chat_template is None and (folder / CHAT_TEMPLATE).is_file():
         tokenizer.chat_template = read_object(folder / CHAT_TEMPLATE).get("chat_template")
     return tokenizer
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token_id: int) -> bytes:
+    """Bytes that a token adds to a text in UTF-8. A token may have a part of a character.
+
+    Such tokens are written in GPT-2's alphabet of bytes, or as `<0xF0>`.
+    """
+    text: str = tokenizer.decode([token_id])
+    name = tokenizer.convert_ids_to_tokens(token_id)
+    if "\N{REPLACEMENT CHARACTER}" not in text or not isinstance(name, str):
+        return text.encode()
+    if (match := _BYTE.fullmatch(name)) is not None:
+        return bytes.fromhex(match[1])
+    alphabet = _byte_alphabet()
+    return bytes(alphabet[character] for character in name) if set(name) <= alphabet.keys() else text.encode()
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def check_same_tokenizer(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, *, address: str) -> None:

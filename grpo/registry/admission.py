@@ -29,6 +29,7 @@ from grpo.policy.weights.registered import (
     MODEL_DIGEST,
     ModelVersion,
     address_parts,
+    claimed_checkpoint,
     fault_of,
     listed_version,
     signed_tags,
@@ -156,7 +157,7 @@ def admit(models: Registry, admission: Admission, *, reason: str, by: Actor) -> 
         run_id=str(listed.run_id or ""),
         tags=believed,
     )
-    checkpoint = Artifact(uri=tags["checkpoint_uri"], sha256=tags["checkpoint_sha256"], kind="checkpoint")
+    checkpoint = claimed_checkpoint(tags["checkpoint_uri"], tags["checkpoint_sha256"])
     Retention(ArtifactStore(checkpoint.uri.rsplit("/", 2)[0])).keep(checkpoint, REGISTERED)
     for tag in SIGNED:
         if tag in listed.tags and tag not in tags:
@@ -183,7 +184,7 @@ def _claimed(listed: MlflowVersion, address: str) -> Artifact:
     uri, digest = listed.tags.get("checkpoint_uri"), listed.tags.get("checkpoint_sha256")
     if uri is None or digest is None:
         raise AddressError(f"{address} has a provenance and no tags checkpoint_uri, checkpoint_sha256. Restore them")
-    checkpoint = Artifact(uri=uri, sha256=digest, kind="checkpoint")
+    checkpoint = claimed_checkpoint(uri, digest)
     artifact_path(checkpoint)
     return checkpoint
 

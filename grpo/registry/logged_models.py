@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
-from grpo.errors import AddressError, ArtifactError, SignatureError
+from grpo.config.loading import parse_yaml
+from grpo.errors import AddressError, ArtifactError, ConfigError, SignatureError
 from grpo.policy.weights.registered import MLMODEL_DIGEST, MODEL_DIGEST, ModelVersion
 from grpo.policy.weights.registry_pages import all_pages, all_versions
 from grpo.registry.provenance import PROVENANCE, Provenance
@@ -117,7 +116,11 @@ def parse_provenance(content: bytes, *, moved: bool = False) -> Provenance | Non
 
     With `moved`, paths in a former place of this home become paths in its present place.
     """
-    metadata = yaml.safe_load(content).get("metadata") or {}
+    try:
+        document = parse_yaml(content.decode(), place="MLmodel")
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"an MLmodel is damaged: {error}") from error
+    metadata = (document.get("metadata") if isinstance(document, dict) else None) or {}
     if PROVENANCE not in metadata:
         return None
     provenance = Provenance.model_validate(metadata[PROVENANCE])

@@ -9,6 +9,9 @@ reads what a user or a tool wrote, and rendering can be cached.
 
 White space at the ends of a text is part of the shape, because some templates trim it and others keep it. The date that
 a template prints is a placeholder as well, so that cached text does not change at midnight.
+
+A template reads the schemas of tools, because some write them in a form of their own. Their brackets are stand-ins
+until the texts are filled in, so that no name or description of a tool is a slot or a control token.
 """
 
 from __future__ import annotations
@@ -33,6 +36,12 @@ DATE_MACRO = "{%- macro strftime_now(format) -%}⸨@{{ format }}⸩{%- endmacro 
 """Statement in front of a template that makes it print a placeholder instead of the date."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 """Names of the reasoning of a message in chat templates. Cohere calls it a plan."""
+_STAND_INS = dict(zip("<[⸨⸩\uff1c\ufe64\uff3b\ufe47", map(chr, range(0xFDD0, 0xFDD8)), strict=True))
+"""Unicode's noncharacters, which no text has, by the brackets of control tokens and slots, and by the characters that
+some tokenizers read as such brackets (NFKC)."""
+_TO_STAND_INS = str.maketrans({**_STAND_INS, **dict.fromkeys(_STAND_INS.values(), "\N{REPLACEMENT CHARACTER}")})
+_BRACKETS = {stand_in: bracket for bracket, stand_in in _STAND_INS.items()}
+_STAND_IN = re.compile("([\ufdd0-\ufdd7]|\\\\ufdd[0-7])")
 _LEAF = "\0"
 _BRACKET = re.compile(r"[<\[⸨\0]")
 UNNAMED = "unknown"
@@ -153,6 +162,22 @@ def slots_in(rendered: str) -> Iterator[Slot]:
         )
 
 
+def with_stand_ins(value: Any) -> Any:
+    """JSON of a tool with stand-ins for brackets in its names and texts."""
+    if isinstance(value, str):
+        return value.translate(_TO_STAND_INS)
+    if isinstance(value, Mapping):
+        return {with_stand_ins(key): with_stand_ins(part) for key, part in value.items()}
+    return [with_stand_ins(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _own_pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """Pieces of a template's own text. Brackets of tools do not come from the template."""
+    for number, part in enumerate(_STAND_IN.split(text)):
+        if part:
+            yield (_BRACKETS.get(part) or _BRACKETS[chr(int(part[2:], 16))], False) if number % 2 else (part, True)
+
+
 def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
     """Pieces of a rendered text, each with True if it comes from the template, or False if it fills a slot.
 
@@ -166,9 +191,9 @@ def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
                 "the chat template changes letters inside of texts, so that the tokens would differ from the "
                 "texts. Set policy.chat_template to one that prints texts as they are"
             )
-        pieces += [(dated(rendered[end : slot.start], now), True), (escape(texts[slot.key], slot), False)]
+        pieces += [*_own_pieces(dated(rendered[end : slot.start], now)), (escape(texts[slot.key], slot), False)]
         end = slot.stop
-    return [*pieces, (dated(rendered[end:], now), True)]
+    return [*pieces, *_own_pieces(dated(rendered[end:], now))]
 
 
 def dated(text: str, day: datetime) -> str:

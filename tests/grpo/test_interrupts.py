@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in processes that are busy in each way that a stage can be."""
+"""Ctrl-C, SIGTERM and SIGHUP in processes that are busy in each way that a stage can be."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ BUSY = {
 
 
 @pytest.mark.parametrize("busy", BUSY)
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, (130, -2)), (signal.SIGTERM, (143,))])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, (130, -2)), (signal.SIGTERM, (143,)), (signal.SIGHUP, (129,))]
+)
 def test_a_signal_ends_a_stage_wherever_it_is(busy: str, signum: signal.Signals, code: tuple[int, ...]):
     """With the exit code of the signal, by an exception or, where none is seen, by the end of the process."""
     child = subprocess.Popen(
@@ -80,6 +82,14 @@ def test_a_signal_ends_a_stage_wherever_it_is(busy: str, signum: signal.Signals,
     finally:
         child.kill()
     assert child.returncode in code, error
+
+
+def test_a_command_under_nohup_goes_on_when_its_terminal_closes():
+    """`nohup` starts it with SIGHUP ignored."""
+    code = "import signal; from grpo import interrupts; interrupts.end_by_signals(); signal.raise_signal(signal.SIGHUP)"
+    for prefix, expected in ((["nohup"], 0), ([], 129)):
+        child = subprocess.run([*prefix, sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+        assert child.returncode == expected
 
 
 def test_a_process_goes_on_after_a_block_that_was_interrupted(monkeypatch: pytest.MonkeyPatch):

@@ -29,9 +29,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from grpo.artifacts import Artifact
 from grpo.config.version_tags import SIGNATURE, SIGNED
-from grpo.errors import AddressError, SignatureError
+from grpo.errors import AddressError, ArtifactError, ConfigError, SignatureError, printable
 from grpo.policy.weights.promotion_records import (
     CHAMPION,
     PREVIOUS,
@@ -66,6 +68,14 @@ HELDOUT = "heldout"
 _KIND = "version"
 
 
+def claimed_checkpoint(uri: str, sha256: str) -> Artifact:
+    """The checkpoint that somebody's tags name. Raises `ArtifactError` if they name none."""
+    try:
+        return Artifact(uri=uri, sha256=sha256, kind="checkpoint")
+    except ValidationError as error:
+        raise ArtifactError(f"{printable(uri)} is no checkpoint: {printable(sha256)[:80]!r} is no sha256") from error
+
+
 class ModelVersion(Document):
     """A registered version with a verified signature."""
 
@@ -84,9 +94,9 @@ class ModelVersion(Document):
 
     @property
     def checkpoint(self) -> Artifact:
-        """Registered checkpoint. Raises `AddressError` if the version has none."""
+        """Registered checkpoint. Raises `AddressError` if there is none, and `ArtifactError` if it is invalid."""
         try:
-            return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
+            return claimed_checkpoint(self.tags["checkpoint_uri"], self.tags["checkpoint_sha256"])
         except KeyError as error:
             raise AddressError(
                 f"{self.address} has no tag {error}, because no run of this pipeline registered it"
@@ -155,9 +165,11 @@ def tracking_uri() -> str:
 def open_client(uri: str) -> MlflowClient:
     """Open MLflow's client of a registry. Only one process at a time creates the tables of a database.
 
-    Raises `ConfigError` if the database belongs to a home that was moved, or another release of MLflow has written it.
+    Raises `ConfigError` if the database belongs to a home that was moved, if another release of MLflow has written it,
+    or if the environment names another registry.
     """
     check_not_moved(uri)
+    _check_one_registry(uri)
     import mlflow
     from mlflow import MlflowClient
 
@@ -166,9 +178,22 @@ def open_client(uri: str) -> MlflowClient:
         make_tracking(uri)
         if is_database(uri):
             require_newest(uri)
-        client = MlflowClient(uri)
+        client = MlflowClient(uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     return client
+
+
+def _check_one_registry(uri: str) -> None:
+    """Raise `ConfigError` if MLflow would look for versions elsewhere than for runs and their files.
+
+    Files without a version are removed, so that no file may be looked up in a registry that is not its own.
+    """
+    for name in ("MLFLOW_REGISTRY_URI", "MLFLOW_REGISTRY_STORE_URI"):
+        if (other := os.environ.get(name, "")).rstrip("/") not in ("", uri.rstrip("/")):
+            raise ConfigError(
+                f"{name} is {masked(other)}, and the versions of this project are in the registry of "
+                f"MLFLOW_TRACKING_URI, {masked(uri)}. Unset {name}, or set MLFLOW_TRACKING_URI to the same address"
+            )
 
 
 def registered_version(address: str) -> ModelVersion:

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from grpo.artifacts import Artifact, local_path, store_of
-from grpo.errors import PolicyError
+from grpo.errors import PolicyError, printable
 from grpo.policy.model_files import (
     ADAPTERS,
     CONFIG,
@@ -250,7 +252,7 @@ def version_files(version: ModelVersion) -> ModelFiles:
 
 def _files_of(source: ModelSource) -> ModelFiles:
     folder = source.folder()
-    base = _base_source(source.pinned, folder)
+    base = _base_source(source, folder)
     return ModelFiles(folder=folder, base=None if base is None else _whole_model(source.pinned, base))
 
 
@@ -260,7 +262,7 @@ def model_identity(address: str) -> str:
     if isinstance(source, GgufSource):
         return source.identity()
     with source.described() as folder:
-        base = _base_source(source.pinned, folder)
+        base = _base_source(source, folder)
     identity = source.identity()
     return identity if base is None else hashlib.sha256(f"{identity} on {base.identity()}".encode()).hexdigest()
 
@@ -270,7 +272,7 @@ def model_description(address: str) -> Iterator[ModelDescription]:
     """Yield the config and tokenizer of the model at an address. Fetches no weights from a hub."""
     source = model_source(address)
     with source.described() as folder:
-        if (base := _base_source(source.pinned, folder)) is None:
+        if (base := _base_source(source, folder)) is None:
             yield ModelDescription(config=folder, tokenizer=folder)
         else:
             with base.described() as base_folder:
@@ -287,13 +289,33 @@ def artifact_path(artifact: Artifact) -> Path:
     return store_of(artifact).path(artifact)
 
 
-def _base_source(address: str, folder: Path) -> ModelSource | None:
-    """Base of the adapters in a folder, or None if the folder holds a whole model."""
+def _stored_base(address: str, state: Path, base: object) -> StoredSource:
+    """Base that the checkpoint of adapters at an address names. It is on this machine or in the checkpoint's own store.
+
+    The file may be a stranger's, and the host of another address would be asked for the base.
+    """
+    try:
+        artifact = Artifact.model_validate(base)
+    except ValidationError as error:
+        reasons = "; ".join(f"{'.'.join(map(str, fault['loc']))} {fault['msg']}" for fault in error.errors())
+        raise PolicyError(f"{state} names no base: {reasons}. Take the folder that a run wrote") from error
+    store = artifact.uri.rsplit("/", 2)[0]
+    if "://" in artifact.uri and not address.startswith(f"{store}/"):
+        raise PolicyError(
+            f"{state} names a base in another store, {printable(artifact.uri)}. Give the checkpoint by its address in "
+            "that store, or a folder with merged weights"
+        )
+    return StoredSource(artifact.uri, "checkpoint", artifact)
+
+
+def _base_source(source: ModelSource, folder: Path) -> ModelSource | None:
+    """Base of the adapters in the folder of a source, or None if the folder holds a whole model."""
+    address = source.pinned
     if not (folder / ADAPTERS).is_file():
         return None
     if (folder / _STATE).is_file() and (base := read_object(folder / _STATE).get("base")) is not None:
-        artifact = Artifact.model_validate(base)
-        return StoredSource(artifact.uri, "checkpoint", artifact)
+        of_store = source.artifact.uri if isinstance(source, StoredSource) and source.artifact else address
+        return _stored_base(of_store, folder / _STATE, base)
     config = read_object(folder / ADAPTERS)
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(name, str) or not name or "://" in name or name.startswith(REGISTERED):

@@ -76,7 +76,7 @@ class Guard:
     `APIError` if a request to a path would exceed the server's capacity or the caller's limits, so that it is refused
     before its body is read and parsed. `check_known` raises it if no route has the path. It is only called for a caller
     with a valid credential. Bodies of paths below `streamed` are not read here, because a file may not fit into
-    memory. Their route must bound them.
+    memory. Their route must bound them. `exact` are paths that may end in slashes, which are dropped before any check.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Guard:
         scopes: Mapping[str, Scope] | None = None,
         large: Collection[str] | None = None,
         streamed: str | None = None,
+        exact: Collection[str] = (),
         body_bytes: int = BODY_BYTES,
         check_room: Callable[[str, Caller], Awaitable[None]] | None = None,
         check_known: Callable[[str], None] = lambda path: None,
@@ -100,7 +101,7 @@ class Guard:
         self._preparation = preparation or Preparation()
         self._large = None if large is None else frozenset(large)
         self._streamed = None if streamed is None else f"{streamed}/"
-        self._public = frozenset(public)
+        self._public, self._exact = frozenset(public), frozenset(exact)
         ordered = sorted((scopes or {}).items(), key=lambda entry: len(entry[0]), reverse=True)
         self._scopes = [(prefix.rstrip("/"), scope) for prefix, scope in ordered]
         self._arriving: Counter[str] = Counter()
@@ -115,6 +116,9 @@ class Guard:
         if connection["type"] == "lifespan":
             await self._app(connection, receive, send)
             return
+        path = _route_path(connection)
+        if (exact := path.rstrip("/")) in self._exact:
+            connection["path"] = connection["path"].removesuffix(path) + exact
         try:
             caller = await self._admit(connection)
         except APIError as error:
@@ -157,11 +161,10 @@ class Guard:
             await self._tarpit(_address(connection))
             await self._app(connection, without_body(receive), closing(send))
             return
-        if self._streamed is not None and _route_path(connection).startswith(self._streamed):
-            await self._app(connection, receive_counted, count)
-            return
+        is_streamed = self._streamed is not None and _route_path(connection).startswith(self._streamed)
         try:
-            body = await self._bounded(caller, connection, receive_counted)
+            _check_coding(connection)
+            body = receive_counted if is_streamed else await self._bounded(caller, connection, receive_counted)
         except APIError as error:
             if error.status == 429:
                 await self._tarpit(caller.key_hash)
@@ -275,6 +278,15 @@ def has_body(connection: Connection) -> bool:
     """True if the head of a request announces a body."""
     headers = {name.lower(): value for name, value in connection["headers"]}
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
+def _check_coding(connection: Connection) -> None:
+    """Raise `APIError` 415 if the body is compressed, because the size of its text would not be bounded."""
+    coding = b",".join(value for name, value in connection["headers"] if name.lower() == b"content-encoding")
+    if has_body(connection) and not {part.strip().lower() for part in coding.split(b",")} <= {b"", b"identity"}:
+        named = coding.decode("latin-1")[:64]
+        message = f"content-encoding: this server does not read {named}; send the body without compression"
+        raise APIError(415, message, code="unsupported_encoding", headers={"accept-encoding": "identity"})
 
 
 def without_body(receive: Receive) -> Receive:

@@ -1,8 +1,9 @@
 """uvicorn's protocols for HTTP and WebSockets, counted in `Connections` and bounded in time and size.
 
 They exist because uvicorn has no time limit for the head of a request, for a WebSocket's handshake or for a client that
-does not read. It also parses all requests of one chunk before it answers the first one. This module does not bound
-bodies, because the guard does.
+does not read. It also parses all requests of one chunk before it answers the first one, reads the body of a request
+with an unknown upgrade as the next request, and sends chunks to clients of HTTP/1.0. This module does not bound bodies,
+because the guard does.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import asyncio
 from typing import Any, cast
 
 import uvloop
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from httptools import HttpParserUpgrade, HttpRequestParser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from grpo.config.serving import HEAD_S
 from grpo.serving.access.connections import ADMIT, Connections, State
+from grpo.serving.protocol.api_errors import error_response, invalid_request
 
 HEAD_BYTES = 128 * 2**10
 """If an incomplete head has more bytes, its connection is closed, also if trailers or extensions of chunks have more.
@@ -79,11 +83,43 @@ class _Counted(asyncio.Protocol):
         self.book.set_paused(self.transport, paused=False)
 
 
+class _Parser(HttpRequestParser):
+    """Parser that ignores an upgrade which the server does not offer, as RFC 9110 §7.8 asks for.
+
+    httptools takes the body of any request with an upgrade for another protocol, and skips it. Therefore the head of
+    such a request is parsed a second time, without its header `upgrade`, and the bytes after the head are its body.
+    """
+
+    def __init__(self, protocol: BoundedHttp) -> None:
+        self._protocol = protocol
+        self._restart()
+
+    def _restart(self) -> None:
+        """Forget what was parsed: after a head with `connection: close` the parser would skip all that follows."""
+        super().__init__(self._protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]
+        """See `HttpRequestParser`. Raises `HttpParserUpgrade` only for a WebSocket."""
+        while True:
+            try:
+                super().feed_data(data)
+                return
+            except HttpParserUpgrade as upgrade:
+                if not self._protocol.ignored_upgrade:
+                    raise
+                self._restart()
+                data = self._protocol.ignored_upgrade + data[upgrade.args[0] :]
+
+
 class BoundedHttp(_Counted, HttpToolsProtocol):
     """uvicorn's HTTP protocol, with a time limit for heads, counted in `Connections`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.parser = _Parser(self)
+        self.ignored_upgrade = b""
+        """Head to parse instead of the last one, which has an upgrade that is ignored. Empty if it has none."""
         self._head_timer = _HeadTimer(self.book, self.loop)
         self._head_bytes = 0
         self._in_head = self._in_body = self._upgraded = self._admitted = False
@@ -114,7 +150,7 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """See `HttpToolsProtocol`."""
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self.ignored_upgrade = True, 0, b""
         super().on_message_begin()
         self.scope["state"][ADMIT] = self._admit
 
@@ -129,6 +165,9 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See `HttpToolsProtocol`."""
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self.ignored_upgrade = self._head_without_upgrade()
+            return
         self._in_head, self._in_body, self._head_bytes = False, True, 0
         self._head_timer.stop()
         super().on_headers_complete()
@@ -144,6 +183,8 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """See `HttpToolsProtocol`."""
+        if self.ignored_upgrade:
+            return
         self._in_body, self._head_bytes = False, 0
         if not self._answering():
             self._head_timer.stop()
@@ -168,6 +209,30 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
         self.book.set_state(self.transport, "unadmitted")
         super().handle_websocket_upgrade()
 
+    def send_400_response(self, msg: str) -> None:
+        """See `HttpToolsProtocol`. The body has the shape of the API's errors."""
+        response = error_response(invalid_request("the request is not valid HTTP/1.1", code="invalid_http"))
+        head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
+        self.transport.write(STATUS_LINE[400] + head + b"connection: close\r\n\r\n" + bytes(response.body))
+        self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] != "1.1":
+            app = _without_chunks(app, cycle)
+        super()._start_asgi_task(cycle, app)
+
+    def _should_upgrade(self) -> bool:
+        return self.parser.get_http_version() == "1.1" and super()._should_upgrade()
+
+    def _head_without_upgrade(self) -> bytes:
+        """Bytes of the head that was read last. Raises `ValueError` for CONNECT, which has no meaning here."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise ValueError("this server is not a proxy")  # ends the parsing, and the answer is 400
+        lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
     def _admit(self) -> None:
         self._admitted = True
         self._note_state()
@@ -183,6 +248,28 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
 
     def _answering(self) -> bool:
         return bool(self.pipeline) or (self.cycle is not None and not self.cycle.response_complete)
+
+
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """An app whose body, if it has no length, ends with its connection, because HTTP/1.0 has no chunks."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = False
+
+        async def send_unframed(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle.keep_alive = False
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unframed)
+
+    return answer
 
 
 class BoundedSocket(_Counted, WebSocketsSansIOProtocol):

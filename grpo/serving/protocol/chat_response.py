@@ -17,19 +17,15 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class TokenLogprob:
     """Sampled token with its log-probability and the likeliest alternatives."""
 
-    text: str
+    content: bytes
+    """A token may have a part of a character."""
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[tuple[bytes, float], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """OpenAI's form."""
-        top = [{"token": text, "logprob": _finite(value), "bytes": list(text.encode())} for text, value in self.top]
-        return {
-            "token": self.text,
-            "logprob": _finite(self.logprob),
-            "bytes": list(self.text.encode()),
-            "top_logprobs": top,
-        }
+        top = [_token(content, value) for content, value in self.top]
+        return {**_token(self.content, self.logprob), "top_logprobs": top}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +165,10 @@ def event(data: Mapping[str, Any] | str) -> bytes:
 _IMPOSSIBLE = -9999.0
 DONE = "[DONE]"
 """Last event of a stream that did not fail."""
+
+
+def _token(content: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": content.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(content)}
 
 
 def _finite(logprob: float) -> float:

@@ -281,7 +281,7 @@ class ChatHandler:
         finish: FinishReason = "tool_calls" if message.tool_calls else "length" if reply.length_limited else "stop"
         if not message.content.startswith(stream.sent):
             raise PolicyError(f"the streamed text {stream.sent[-40:]!r} is not the beginning of the reply")
-        logprobs = tuple(map(stream.to_logprob, stream.tokens)) if self.request.logprobs else None
+        logprobs = stream.logprobs() if self.request.logprobs else None
         turn_id = self._turn_id(index)
         return Choice(index=index, message=message, finish_reason=finish, turn_id=turn_id, logprobs=logprobs)
 

@@ -40,7 +40,10 @@ _COMPILE_S = 5.0
 _WAITING = 16
 """Most grammars that may wait for the process. One key may have half of them."""
 _REMEMBERED = 256
-_RESULT = re.compile(r"failed to compile JSON schema: (?P<reason>[^\n]*)|(?P<other>[^\n]+)")
+_PLACE = re.compile(r"^.*?failed to compile JSON schema: ", re.DOTALL)
+"""Place in the grammar, which is not the client's."""
+_ADVICE = re.compile(r"\. Enable '\w+' option.*", re.DOTALL)
+"""Advice to the caller of the library, who is not the client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ def _allowed(request: ChatRequest, tools: Sequence[Tool]) -> frozenset[str]:
 def _calls(request: ChatRequest, renderer: Renderer, names: frozenset[str]) -> dict[str, Mapping[str, Any]]:
     """Schema of the arguments of each tool that may be called.
 
-    The tool's own schema applies if a call is required, if the tool is strict, or if it has no properties, so that it
+    The tool's own schema applies if a call is required, if the tool is strict, or if it has no parameters, so that it
     takes no arguments. Otherwise the arguments may be any object. If calls are required, or limited to some tools, the
     agent's own tools are left out.
     """
@@ -123,14 +126,23 @@ def _calls(request: ChatRequest, renderer: Renderer, names: frozenset[str]) -> d
     calls: dict[str, Mapping[str, Any]] = {}
     for tool in renderer.tools:
         if tool.name in names or not limited:
-            takes_none = tool.parameters.get("properties") == {}
+            takes_none = not tool.parameters or tool.parameters.get("properties") == {}
             kept = request.must_call or takes_none or tool.name in request.strict_names
-            calls[tool.name] = _arguments(tool.parameters) if kept else ANY_OBJECT
+            calls[tool.name] = _arguments(tool) if kept else ANY_OBJECT
     return calls
 
 
-def _arguments(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Schema of arguments: an object that has only the tool's properties, unless the tool allows others."""
+def _arguments(tool: Tool) -> Mapping[str, Any]:
+    """Schema of arguments: an object that has only the tool's properties, unless the tool allows others.
+
+    Raises `APIError` if the tool's schema is not of objects.
+    """
+    parameters = tool.parameters or {"properties": {}}
+    types = parameters.get("type", "object")
+    if "object" not in (types if isinstance(types, list) else [types]):
+        raise refused_schema(
+            f"the parameters of {tool.name} have the type {types}, and arguments are an object", "tools"
+        )
     if not parameters.get("properties") and not parameters.keys() - {"type", "properties", "title", "description"}:
         return {"type": "object", "properties": {}, "additionalProperties": False} if "properties" in parameters else (
             ANY_OBJECT
@@ -184,8 +196,7 @@ class Constraints:
                 if len(self._results) > _REMEMBERED:
                     self._results.popitem(last=False)
         if reason is not None:
-            match = _RESULT.search(reason)
-            raise refused_schema((match["reason"] or match["other"]) if match else reason, constraint.param)
+            raise refused_schema(" ".join(_ADVICE.sub("", _PLACE.sub("", reason)).split()), constraint.param)
 
     def _process_of(self, version: ServedVersion, policy: ProcessPolicy, renderer: Renderer) -> GrammarProcess:
         """The process of a version. It ends when the version is not used any more."""

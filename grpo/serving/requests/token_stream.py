@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from functools import partial
 
 from tokenizers.decoders import DecodeStream
 
 from grpo.policy.policy import SampledToken
+from grpo.policy.tokenizer import token_bytes
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.protocol.chat_response import TokenLogprob
 
@@ -77,10 +80,20 @@ class TokenStream:
     def take(self) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of the tokens that have come since the last call."""
         first, self._taken = self._taken, len(self.tokens)
-        return tuple(map(self.to_logprob, self.tokens[first : self._taken]))
+        return self._logprobs(self.tokens[first : self._taken])
 
-    def to_logprob(self, token: SampledToken) -> TokenLogprob:
-        """Token with its text."""
-        decode = self._renderer.tokenizer.decode
-        top = tuple((decode([id_]), logprob) for id_, logprob in token.top_logprobs)
-        return TokenLogprob(text=decode([token.id]), logprob=token.logprob, top=top)
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Log-probabilities of all tokens but those that end the turn, which are no part of the reply."""
+        return self._logprobs(self.tokens)
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> tuple[TokenLogprob, ...]:
+        content = partial(token_bytes, self._renderer.tokenizer)
+        return tuple(
+            TokenLogprob(
+                content=content(token.id),
+                logprob=token.logprob,
+                top=tuple((content(other), logprob) for other, logprob in token.top_logprobs),
+            )
+            for token in tokens
+            if token.id not in self._renderer.stop_ids
+        )

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.routing import Match
@@ -103,7 +104,8 @@ def create_app(
     body_bytes: int = BODY_BYTES,
 ) -> Guard:
     """Create the application behind its guard. `lifespan` starts the log and loads the first version."""
-    # no redirects of slashes, because such a redirect would go to any host that the client has named
+    # no redirects of slashes, because such a redirect would go to any host that the client has named; the guard drops
+    # the last slash instead, except that of a parameter, e.g. of a user's name
     app = FastAPI(title="grpo serve", docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     install_error_handlers(app)
     _add_probes(app, parts.service)
@@ -117,6 +119,7 @@ def create_app(
     rollouts = parts.service.rollouts
     if rollouts is not None:
         _add_rollouts(app, parts, rollouts)
+    _answer_head(app)
     describe_bodies(app, BODIES if rollouts is None else {**BODIES, **_ROLLOUT_BODIES})
 
     async def check_room(path: str, caller: Caller) -> None:
@@ -139,12 +142,20 @@ def create_app(
         scopes=SCOPES,
         large=GENERATING,
         streamed=FILES,
+        exact={path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))},
         body_bytes=body_bytes,
         check_room=check_room,
         check_known=check_known,
         refused_work=parts.refused_work,
         preparation=parts.service.preparation,
     )
+
+
+def _answer_head(app: FastAPI) -> None:
+    """Answer HEAD where GET is answered. FastAPI does not add it, but the HTTP server leaves out the body."""
+    for route in list(app.routes):
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 async def _caller(request: Request) -> Caller:
@@ -186,8 +197,10 @@ def _add_chat(app: FastAPI, parts: ServerState) -> None:
     async def models() -> dict[str, Any]:
         """The model, and its loaded versions."""
         loaded = service.versions.loaded
-        names = [*({loaded[-1].served.model: None} if loaded else ()), *(version.served.version for version in loaded)]
-        return {"object": "list", "data": [_model(name) for name in names]}
+        names = [loaded[-1].served.model] if loaded else []
+        names += [version.served.version for version in loaded]
+        # the version of a model folder has the name of its model
+        return {"object": "list", "data": [_model(name) for name in dict.fromkeys(names)]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:

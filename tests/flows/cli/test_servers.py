@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -47,8 +48,9 @@ def test_the_pages_of_mlflow_have_telemetry_disabled(tmp_path: Path, monkeypatch
     assert answer["disable_ui_telemetry"] is True
 
 
-def test_the_pages_end_on_sigterm(tmp_path: Path):
-    """`grpo ui` says where the passwords of both are, and under SIGTERM leaves no server behind."""
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_the_pages_end_on_a_signal(tmp_path: Path, signum: signal.Signals):
+    """`grpo ui` says where the passwords of both are, and leaves no server behind, also if its terminal closes."""
     ports = own_port(), own_port()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))},
@@ -62,7 +64,7 @@ def test_the_pages_end_on_sigterm(tmp_path: Path):
         assert process.stdout is not None
         addresses, *hints = (process.stdout.readline() for _ in range(3))
         taken = [not port_is_free("127.0.0.1", port) for port in ports]
-        process.terminate()
+        process.send_signal(signum)
         process.wait(timeout=300)
     assert taken == [True, True]
     assert str(ports[0]) in addresses

@@ -19,6 +19,7 @@ from grpo.errors import ConfigError
 from grpo.storage.home import home
 from grpo_local import settings
 from grpo_local.managed_process import _answers
+from grpo_local.servers import prefect_service
 from tests.places import ROOT
 
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY")
@@ -137,3 +138,13 @@ def test_a_database_that_never_answers_is_not_waited_for(tmp_path: Path):
             check=False,
         )
     assert "timeout expired. Check its address and login" in done.stderr
+
+
+def test_the_servers_of_a_home_read_no_settings_of_another_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Prefect reads a `.env` of its working folder, and would serve its API below another path."""
+    monkeypatch.setenv("PREFECT_SERVER_API_BASE_PATH", "/foo")
+    monkeypatch.setenv("PREFECT_SERVER_API_HOST", "127.0.0.1")
+    monkeypatch.setenv("PREFECT_SERVER_API_PORT", "4200")
+    server = prefect_service(tmp_path)
+    assert server.working_folder == tmp_path
+    assert "PREFECT_SERVER_API_BASE_PATH" not in server.variables

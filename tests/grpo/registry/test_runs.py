@@ -131,16 +131,14 @@ def test_checkpoints_of_versions_are_their_own_and_those_they_were_evaluated_aga
     def put(name: str, place: ArtifactStore, **tags: str) -> None:
         put_version(
             registry, "kept", name, against="x",
-            checkpoint_uri=f"{place.uri}/checkpoint/{name}", checkpoint_sha256=f"sha-{name}", **tags,
+            checkpoint_uri=f"{place.uri}/checkpoint/{name}", checkpoint_sha256=name, **tags,
         )  # fmt: skip
 
-    put("b", store, champion_uri=f"{store.uri}/checkpoint/a", champion_sha256="sha-a")
-    put("c", store, champion_uri=f"{store.uri}/checkpoint/b", champion_sha256="sha-b")
-    put("d", other, champion_uri=f"{other.uri}/checkpoint/d0", champion_sha256="sha-d0")
+    put("b", store, champion_uri=f"{store.uri}/checkpoint/a", champion_sha256="a")
+    put("c", store, champion_uri=f"{store.uri}/checkpoint/b", champion_sha256="b")
+    put("d", other, champion_uri=f"{other.uri}/checkpoint/d0", champion_sha256="d0")
     registry.client.create_model_version("kept", source="file:///nowhere", tags={"checkpoint_uri": f"{store.uri}/e"})
-    expected = [
-        Artifact(uri=f"{store.uri}/checkpoint/{name}", sha256=f"sha-{name}", kind="checkpoint") for name in "abc"
-    ]
+    expected = [Artifact(uri=f"{store.uri}/checkpoint/{name}", sha256=name, kind="checkpoint") for name in "abc"]
     assert registry.checkpoints(str(tmp_path / "here")) == expected
     assert registry.checkpoints(str(tmp_path / "empty")) == []
 

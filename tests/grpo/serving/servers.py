@@ -6,14 +6,19 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from grpo.serving.access.connections import Connections
+from grpo.serving.access.uvicorn_protocols import bounded_protocols
+
 
 @contextmanager
-def serving(app: ASGIApp) -> Iterator[int]:
-    """Serve an app; yields the port."""
+def serving(app: ASGIApp, *, bounded: Connections | None = None) -> Iterator[int]:
+    """Serve an app, with the protocols of `grpo serve` if connections are `bounded`; yields the port."""
+    protocols: tuple[Any, Any] = ("auto", "websockets-sansio") if bounded is None else bounded_protocols(bounded)
 
     async def call_app(scope: Scope, receive: Receive, send: Send) -> None:
         """The app with a signature that uvicorn can read, also in a mutation run, which wraps its methods."""
@@ -21,7 +26,8 @@ def serving(app: ASGIApp) -> Iterator[int]:
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(call_app, log_level="critical", ws="websockets-sansio", lifespan="off")
+        http, sockets = protocols
+        config = uvicorn.Config(call_app, log_level="critical", http=http, ws=sockets, lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_format import HERMES
 from grpo.serving.engine.engine import ProcessPolicy
+from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.protocol.chat_response import Choice, Completion, event
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
@@ -137,13 +139,42 @@ def test_an_error_of_the_streaming_is_logged_and_the_reply_is_whole(
     assert "a reply was not streamed while it was generated" in caplog.text
 
 
-@pytest.mark.parametrize("path", ["/v1/feedback/", "/v1/chat/completions/", "/ready/"])
-def test_a_path_with_a_last_slash_is_not_redirected(server: ChatServer, path: str):
-    """A redirect would go to the host that the request names, which may be another one."""
-    headers = {**server.headers(), "host": "evil.example"}
-    answer = httpx.post(f"{server.url}{path}", headers=headers, json={}, timeout=60)
-    assert answer.status_code == 404
-    assert "location" not in answer.headers
+def test_a_path_with_a_last_slash_is_that_of_its_route(server: ChatServer):
+    """Also for its key and scope, and without a redirect, which would go to the host that the request names."""
+    plain = httpx.post(f"{server.url}/v1/chat/completions", headers=server.headers(), json={}, timeout=60)
+    for path, scope in (("/v1/chat/completions/", "feedback"), ("/v1/feedback//", "chat")):
+        url = f"{server.url}{path}"
+        assert httpx.post(url, json={}, timeout=60).status_code == 401
+        other = {"Authorization": f"Bearer {server.client(f'{scope}-only', (scope,)).api_key}"}
+        assert httpx.post(url, headers=other, json={}, timeout=60).status_code == 403
+        answer = httpx.post(url, headers={**server.headers(), "host": "evil.example"}, json={}, timeout=60)
+        assert answer.status_code == plain.status_code == 400
+        assert "location" not in answer.headers
+    assert httpx.get(f"{server.url}/ready/", timeout=60).status_code == 200
+
+
+def test_each_model_is_listed_once(tmp_path: Path):
+    """A model folder that is not registered has one name, which is both its model and its version."""
+
+    def next_version(current: str) -> ServedModel | None:
+        return None if current else replace(clerk(), model="clerk", version="clerk")
+
+    with chat_server(tmp_path, next_version) as server:
+        for path in ("/v1/models", "/v1/models/"):
+            listed = httpx.get(f"{server.url}{path}", headers=server.headers(), timeout=60).json()["data"]
+            assert [model["id"] for model in listed] == ["clerk"]
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/health", "/ready", "/v1/models", "/v1/models/clerk", "/metrics"])
+def test_head_is_answered_like_get_without_a_body(server: ChatServer, path: str):
+    """With the same check of the key. The length of `/metrics` changes from request to request."""
+    for headers in (server.headers(), {}):
+        get = httpx.get(f"{server.url}{path}", headers=headers, timeout=60)
+        head = httpx.head(f"{server.url}{path}", headers=headers, timeout=60)
+        assert (head.status_code, head.headers["content-type"]) == (get.status_code, get.headers["content-type"])
+        assert path == "/metrics" or head.headers["content-length"] == get.headers["content-length"]
+        assert head.content == b""
+    assert httpx.head(f"{server.url}/v1/feedback", headers=server.headers(), timeout=60).status_code == 405
 
 
 def test_tokens_that_come_soon_after_another_share_its_event(tmp_path: Path):
@@ -159,12 +190,16 @@ def test_tokens_that_come_soon_after_another_share_its_event(tmp_path: Path):
 
 
 def test_log_probabilities_come_once_for_each_token(server: ChatServer):
-    """Whole and streamed alike; the sampled token is among its alternatives or below them, and they are sorted."""
+    """Whole and streamed alike; the sampled token is among its alternatives or below them, and they are sorted.
+
+    The token that ends a turn is counted, and is no part of the reply.
+    """
     client = server.client()
     for seed in range(5):
         whole = chat(client, seed=seed, logprobs=True, top_logprobs=3)
         tokens = whole.choices[0].logprobs.content
-        assert len(tokens) == whole.usage.completion_tokens
+        ended = whole.choices[0].finish_reason != "length"
+        assert len(tokens) == whole.usage.completion_tokens - ended
         streamed = [
             token
             for chunk in chat(client, seed=seed, logprobs=True, top_logprobs=3, stream=True)

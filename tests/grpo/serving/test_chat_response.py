@@ -43,7 +43,7 @@ def test_last_chunks_have_the_rest_each_call_once_and_an_empty_end():
 
 
 def test_log_probabilities_of_the_last_tokens_come_without_content():
-    token = TokenLogprob(text="é", logprob=-0.5, top=(("e", -0.25),))
+    token = TokenLogprob(content="é".encode(), logprob=-0.5, top=((b"\xc3", -0.25),))
     first, last = COMPLETION.last_chunks(choice("a"), "a", (token,))
     assert first["choices"][0]["delta"] == {"content": ""}
     assert first["choices"][0]["logprobs"]["content"] == [
@@ -51,7 +51,7 @@ def test_log_probabilities_of_the_last_tokens_come_without_content():
             "token": "é",
             "logprob": -0.5,
             "bytes": [195, 169],
-            "top_logprobs": [{"token": "e", "logprob": -0.25, "bytes": [101]}],
+            "top_logprobs": [{"token": "\N{REPLACEMENT CHARACTER}", "logprob": -0.25, "bytes": [195]}],
         }
     ]
     assert last["choices"][0]["logprobs"] is None

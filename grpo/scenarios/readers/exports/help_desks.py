@@ -6,8 +6,10 @@
     chatwoot    a conversation: `messages`, or `payload` of the API, with `message_type` 0 (incoming) and 1 (outgoing)
 
 A file is JSON lines, a list, or a page of the API with a list under `tickets`, `conversations`, `data` or `payload`.
-Notes that the customer does not see, events, and deleted messages are left out and counted. HTML is converted to text.
-Messages are ordered by the time of their creation. Not covered: attachments, and custom fields.
+Notes that the customer does not see, events, and deleted or empty messages are left out and counted. HTML is converted
+to text. Messages are ordered by the time of their creation. Attachments are not read: they are counted, and a ticket is
+quarantined if a message has nothing else, or if a person in copy writes, because a chat has two speakers. Not covered:
+custom fields.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from grpo.config.scenarios import HelpDesk
 from grpo.data_errors import excerpt
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.exports.record_file import read_objects
+from grpo.scenarios.readers.files.places import value_at
 from grpo.scenarios.records import Converted, SourceRecord, convert_record
 from grpo.scenarios.times import instant
 
@@ -57,6 +60,7 @@ class _Entry(NamedTuple):
     customer: bool
     text: str
     left_out: str | None = None
+    has_files: bool = False
 
 
 def read_help_desk(kind: HelpDesk, path: Path, users: LoggedUsers) -> Iterator[SourceRecord]:
@@ -111,6 +115,10 @@ def _fields(kind: HelpDesk, users: LoggedUsers, data: dict[str, Any]) -> Convert
     kept = [entry for entry in entries if entry.left_out is None]
     if all(entry.time is not None for entry in kept):
         kept.sort(key=lambda entry: instant(entry.time))
+    if any(entry.has_files and not entry.text.strip() for entry in kept):
+        raise ValueError("content other than text is not read: a message has only attachments")
+    ignored += ["attachments: content other than text is not read" for entry in kept if entry.has_files]
+    ignored += ["message: empty" for entry in kept if not entry.text.strip()]
     messages = [
         LoggedMessage(role="user" if entry.customer else "assistant", content=entry.text)
         for entry in kept
@@ -136,15 +144,24 @@ def _zendesk(data: Mapping[str, Any]) -> list[_Entry]:
     comments, requester = _list(data, "comments"), data.get("requester_id")
     if requester is None:
         raise ValueError(f"no requester_id: the record has {', '.join(data)}")
+    lists = [data.get(name) for name in ("email_cc_ids", "collaborator_ids")]
+    in_copy = [author for ids in lists if isinstance(ids, list) for author in ids if author != requester]
+    if third := [comment for comment in comments if comment.get("author_id") in in_copy and not _is_note(comment)]:
+        raise ValueError(f"a third speaker: author {excerpt(third[0].get('author_id'), _SHOWN)} is in copy")
     return [
         _Entry(
             time=comment.get("created_at"),
             customer=comment.get("author_id") == requester,
             text=_text(comment, ("plain_body", "body"), "html_body"),
-            left_out="comment: an internal note" if comment.get("public") is False else None,
+            left_out="comment: an internal note" if _is_note(comment) else None,
+            has_files=bool(comment.get("attachments")),
         )
         for comment in comments
     ]
+
+
+def _is_note(comment: Mapping[str, Any]) -> bool:
+    return comment.get("public") is False
 
 
 def _intercom(data: Mapping[str, Any]) -> list[_Entry]:
@@ -166,17 +183,23 @@ def _intercom_part(part: Mapping[str, Any]) -> _Entry:
     left_out = None
     if what == "note":
         left_out = "part: an internal note"
-    elif not text.strip() or part.get("redacted") is True:
+    elif (not text.strip() and not part.get("attachments")) or part.get("redacted") is True:
         left_out = f"part: an event without a message ({excerpt(what, 40)})"
     elif kind not in _CUSTOMERS | _AGENTS:
         raise ValueError(f"unknown author: type {excerpt(kind, _SHOWN)}. Known are {', '.join(_CUSTOMERS | _AGENTS)}")
-    return _Entry(time=part.get("created_at"), customer=kind in _CUSTOMERS, text=text, left_out=left_out)
+    return _Entry(
+        time=part.get("created_at"),
+        customer=kind in _CUSTOMERS,
+        text=text,
+        left_out=left_out,
+        has_files=bool(part.get("attachments")),
+    )
 
 
 def _freshdesk(data: Mapping[str, Any]) -> list[_Entry]:
     name = "conversations" if "conversations" in data else "notes"
     question = _text(data, ("description_text",), "description")
-    first = _Entry(time=data.get("created_at"), customer=True, text=question)
+    first = _Entry(time=data.get("created_at"), customer=True, text=question, has_files=bool(data.get("attachments")))
     return [
         first,
         *(
@@ -185,6 +208,7 @@ def _freshdesk(data: Mapping[str, Any]) -> list[_Entry]:
                 customer=note.get("incoming") is True,
                 text=_text(note, ("body_text",), "body"),
                 left_out=_note(note),
+                has_files=bool(note.get("attachments")),
             )
             for note in _list(data, name)
         ),
@@ -207,10 +231,20 @@ def _chatwoot(data: Mapping[str, Any]) -> list[_Entry]:
             left_out = "message: an internal note"
         elif kind in (2, "activity"):
             left_out = "message: an event of the conversation"
+        elif value_at(message, "content_attributes.deleted"):
+            left_out = "message: deleted"
         elif meaning is None:
             raise ValueError(f"unknown message_type: {excerpt(kind, _SHOWN)}. Known are 0 to 3")
         text = _text(message, ("content",), "")
-        entries.append(_Entry(time=message.get("created_at"), customer=meaning == "user", text=text, left_out=left_out))
+        entries.append(
+            _Entry(
+                time=message.get("created_at"),
+                customer=meaning == "user",
+                text=text,
+                left_out=left_out,
+                has_files=bool(message.get("attachments")),
+            )
+        )
     return entries
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from grpo.scenarios.records import SourceRecord, convert_record
 
 _USER = re.compile(r"user_(\d+)")
 _RAW = 2000  # characters that are kept of a row's text
+_BROKEN = "broken quoting"
+_AS_TEXT = "If quotes are text in this file, set the source's quoting to false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,28 +77,55 @@ def read_rows(
         for _ in range(dialect.skipped):
             file.readline()
         header: list[str] | None = None
-        for text in read_texts(file, delimiter, dialect.skipped + 1):
-            cells = _split(text, delimiter)
+        for text in read_texts(file, delimiter, dialect.skipped + 1, quoting=settings.quoting):
+            cells = _split(text, delimiter, quoting=settings.quoting)
             if header is None:
                 header = _read_header(path, cells, required, all_columns=all_columns)
             elif isinstance(cells, str):
-                yield CsvRow(line=text.line, cells={}, raw=_clean(text.text), problem=cells)
+                yield from _lines(text, cells) if cells.startswith(_BROKEN) else (_broken(text.line, text.text, cells),)
+            elif (problem := _swallowed(cells, delimiter)) is not None:
+                yield from _lines(text, problem)
             elif cells:
                 yield _row(text.line, header, cells, _clean(text.text), encoding)
         if header is None:
             _read_header(path, [], required, all_columns=all_columns)
 
 
-def _split(text: RowText, delimiter: str) -> list[str] | str:
+def _split(text: RowText, delimiter: str, *, quoting: bool) -> list[str] | str:
     """Cells of a row, or its problem. A blank line has no cells."""
     if not text.whole:
         return f"over-long row: more than {LONGEST_LINE} characters"
+    style = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
     try:
-        return next(csv.reader([text.text], delimiter=delimiter, strict=True))
+        return next(csv.reader([text.text], delimiter=delimiter, strict=True, quoting=style))
     except csv.Error as error:
         if len(text.text) > csv.field_size_limit() and "limit" in str(error):
             return f"over-long cell: more than {csv.field_size_limit()} characters"
-        return f"broken quoting: {error}"
+        return f"{_BROKEN}: {error}"
+
+
+def _swallowed(cells: Sequence[str], delimiter: str) -> str | None:
+    """Problem of a row that has a quoted cell with whole rows of the table: its quotes are text, as in 15" of a screen.
+
+    That is likely if every line in the middle of the cell has the delimiters of a row, and if these are three lines or
+    more, or if they begin with a number as the row does.
+    """
+    for cell in cells if len(cells) > 1 else ():
+        inner = [line.split(delimiter) for line in cell.splitlines()[1:-1]]
+        is_numbered = cells[0].isdigit() and all(line[0].isdigit() for line in inner)
+        if inner and all(len(line) == len(cells) for line in inner) and (is_numbered or len(inner) > 2):
+            return f"{_BROKEN}: {len(inner)} rows of the table are in one quoted cell. {_AS_TEXT}"
+    return None
+
+
+def _lines(text: RowText, problem: str) -> Iterator[CsvRow]:
+    """The lines of a row, each as a row that cannot be read, so that the share of such rows is right."""
+    for number, line in enumerate(text.text.splitlines()):
+        yield _broken(text.line + number, line, problem)
+
+
+def _broken(line: int, text: str, problem: str) -> CsvRow:
+    return CsvRow(line=line, cells={}, raw=_clean(text), problem=problem)
 
 
 def _read_header(path: Path, header: list[str] | str, required: Collection[str], *, all_columns: bool) -> list[str]:

@@ -32,12 +32,13 @@ class RowText(NamedTuple):
     """False if the row has more than 16 Mi characters. Then `text` holds only the first ones."""
 
 
-def read_texts(file: TextIO, delimiter: str, first: int = 1) -> Iterator[RowText]:
+def read_texts(file: TextIO, delimiter: str, first: int = 1, *, quoting: bool = True) -> Iterator[RowText]:
     """Split a file, opened with `newline=""` and read up to its line `first`, into rows. Blank lines are rows too.
 
         a,"two\nlines"\nb,c\n  →  'a,"two\nlines"\n', 'b,c\n'
 
-    Memory is bounded by one row of 16 Mi characters, because the rest of a longer row is skipped.
+    Without `quoting` each line is a row. Memory is bounded by one row of 16 Mi characters, because the rest of a longer
+    row is skipped.
     """
     state, line = _START, first
     kept: list[str] = []
@@ -46,7 +47,7 @@ def read_texts(file: TextIO, delimiter: str, first: int = 1) -> Iterator[RowText
         if size <= LONGEST_LINE:
             kept.append(piece)
         size += len(piece)
-        state = _scan(piece, state, delimiter)
+        state = _scan(piece, state, delimiter) if quoting else _PLAIN
         if piece[-1] in "\r\n":
             line += 1
             if state != _QUOTED:

@@ -17,6 +17,7 @@ from grpo.policy.catalog import load_weights, open_policy, pinned
 from grpo.policy.policy import Policy
 from grpo.policy.transformers.adapters import has_adapters
 from grpo.policy.transformers.model import load
+from grpo.policy.weights import sources
 from grpo.policy.weights.registered import signed_tags
 from grpo.policy.weights.sources import model_description, model_files, model_identity, model_plan
 from grpo.registry import Registry
@@ -109,6 +110,37 @@ def _adapters(tmp_path: Path, tiny_folder: Path, base: object) -> Path:
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
     return folder
+
+
+DIGEST = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("base", "reason"),
+    [
+        (
+            {"uri": "http://127.0.0.1:9/s/checkpoint/x", "sha256": DIGEST, "kind": "checkpoint"},
+            "a base in another store",
+        ),
+        ({"uri": "s3://other/checkpoint/0000", "sha256": DIGEST, "kind": "checkpoint"}, "in another store"),
+        ({"uri": "/s/checkpoint/x", "sha256": "../../victim/x", "kind": "checkpoint"}, "names no base: .*sha256"),
+        ({"uri": "/s/checkpoint/x", "sha256": DIGEST, "kind": "../victim"}, "names no base: .*kind"),
+        (7, "names no base"),
+    ],
+    ids=["another host", "another bucket", "digest that is a path", "kind that is a path", "number"],
+)
+def test_a_strangers_checkpoint_names_no_other_place(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, base: object, reason: str
+):
+    """No address is opened and no folder is made, because the file may come from anybody."""
+    folder = _adapters(tmp_path, tiny_folder, "x")
+    (folder / "learner.json").write_text(json.dumps({"base": base}))
+    monkeypatch.setattr(sources, "artifact_path", lambda artifact: pytest.fail("an artifact was opened"))
+    with pytest.raises(PolicyError, match=reason):
+        model_identity(str(folder))
+    with pytest.raises(PolicyError, match=reason), model_description(str(folder)):
+        pass
+    assert not (tmp_path / "victim").exists()
 
 
 @pytest.mark.parametrize("own_tokenizer", [True, False])

@@ -116,9 +116,55 @@ def test_an_export_of_a_help_desk_is_guessed_and_read(
     assert sum("an internal note" in reason for reason in counts.sources[0].left_out) == 1
 
 
+FILES = [{"name": "a.png"}]
+SILENT = {
+    "zendesk": {**ZENDESK, "comments": [*ZENDESK["comments"], {"author_id": 20978392, "attachments": FILES}]},
+    "intercom": {
+        **INTERCOM,
+        "conversation_parts": [
+            {"part_type": "comment", "body": None, "attachments": FILES, "author": {"type": "user"}}
+        ],
+    },
+    "freshdesk": {**FRESHDESK, "conversations": [*_NOTES, {"incoming": True, "body_text": "", "attachments": FILES}]},
+    "chatwoot": {"id": 20, "messages": [*CHATWOOT["payload"], {"message_type": 0, "attachments": FILES}]},
+}
+
+
+@pytest.mark.parametrize(("kind", "ticket"), SILENT.items(), ids=SILENT)
+def test_a_message_that_is_only_a_picture_is_not_left_out(tmp_path: Path, kind: Any, ticket: dict[str, Any]):
+    """Without it the agent's two replies would be one. A picture next to a text is counted, and so is an empty text."""
+    path = tmp_path / "tickets.jsonl"
+    path.write_text(json.dumps(ticket) + "\n", encoding="utf-8")
+    [record] = read_records(HelpDeskSource(kind=kind, path=str(path)))
+    assert record.problem == "content other than text is not read: a message has only attachments"
+    text = json.dumps(ticket).replace(
+        '"attachments"', '"body_text": "See.", "body": "See.", "content": "See.", "attachments"'
+    )
+    path.write_text(text + "\n", encoding="utf-8")
+    [record] = read_records(HelpDeskSource(kind=kind, path=str(path)))
+    assert record.problem is None
+    assert "attachments: content other than text is not read" in record.ignored
+
+
+def test_a_deleted_message_of_chatwoot_is_left_out(tmp_path: Path):
+    """Its text was replaced by one that says so."""
+    deleted = {"message_type": 0, "content": "This message was deleted", "content_attributes": {"deleted": True}}
+    path = tmp_path / "tickets.jsonl"
+    path.write_text(json.dumps({"id": 20, "messages": [*CHATWOOT["payload"], deleted]}) + "\n", encoding="utf-8")
+    [record] = read_records(HelpDeskSource(kind="chatwoot", path=str(path)))
+    assert record.data is not None
+    assert record.data["user_responses"] == QUESTIONS
+    assert "message: deleted" in record.ignored
+
+
 @pytest.mark.parametrize(
     ("kind", "content", "reason"),
     [
+        (
+            "zendesk",
+            {**ZENDESK, "email_cc_ids": [7], "comments": [*ZENDESK["comments"], {"author_id": 7, "body": "Hi."}]},
+            "a third speaker: author 7 is in copy",
+        ),
         ("zendesk", {**ZENDESK, "comments": None}, "no comments: the record has id, subject"),
         ("zendesk", {**ZENDESK, "requester_id": None}, "no requester_id"),
         (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.config.csv_format import CsvFormat
 from grpo.errors import DataError
 from grpo.scenarios.readers.files.csv_file import read_csv
 from grpo.scenarios.records import SourceRecord
@@ -81,6 +82,44 @@ def test_an_unclosed_quote_does_not_lose_the_rows_before_it(tmp_path: Path) -> N
     good, broken = records(tmp_path, 'id,user_0\na,Hi.\nb,"Bye.\n')
     assert good.data == {"id": "a", "user_responses": ["Hi."]}
     assert (broken.line, broken.problem) == (3, "broken quoting: unexpected end of data")
+
+
+def test_every_row_after_a_quote_that_is_never_closed_is_a_problem(tmp_path: Path) -> None:
+    """So that the share of rows that cannot be read is above the limit of a run."""
+    rows = "".join(f"{number},Hi.\n" for number in range(4, 40))
+    good, *broken = records(tmp_path, f'id,user_0\n2,Hi.\n3,"Bye.\n{rows}')
+    assert good.problem is None
+    assert [record.line for record in broken] == list(range(3, 40))
+    assert {record.problem for record in broken} == {"broken quoting: unexpected end of data"}
+
+
+SCREEN = '2\t"Refund now\n3\tWhere is it?\n4\tMy screen has 15"\n'
+
+
+def test_rows_in_a_quoted_cell_are_problems(tmp_path: Path) -> None:
+    """The first quote has its end in the last of three rows, which is a cell of three lines by the rules of CSV."""
+    first, *broken, last = records(tmp_path, f"id\tuser_0\n1\tHi.\n{SCREEN}5\tBye.\n", name="a.tsv")
+    assert (first.data, last.data) == tuple({"id": i, "user_responses": [t]} for i, t in (("1", "Hi."), ("5", "Bye.")))
+    assert [record.line for record in broken] == [3, 4, 5]
+    assert {record.problem for record in broken} == {
+        "broken quoting: 1 rows of the table are in one quoted cell. If quotes are text in this file, set the source's "
+        "quoting to false"
+    }
+
+
+def test_a_table_in_a_quoted_cell_is_text_of_the_cell(tmp_path: Path) -> None:
+    """Two lines with as many commas as the row, which do not begin with a number."""
+    (record,) = records(tmp_path, 'id,user_0\na,"My order:\nlamp,2\nbulb,4\nThanks."\n')
+    assert record.data == {"id": "a", "user_responses": ["My order:\nlamp,2\nbulb,4\nThanks."]}
+
+
+def test_quotes_are_text_without_quoting(tmp_path: Path) -> None:
+    """Each line is a row."""
+    path = tmp_path / "a.tsv"
+    path.write_text(f"id\tuser_0\n{SCREEN}")
+    read = read_csv(path, CsvFormat(quoting=False))
+    turns = [record.data["user_responses"] for record in read if record.data is not None]
+    assert turns == [['"Refund now'], ["Where is it?"], ['My screen has 15"']]
 
 
 def test_a_cell_that_is_not_json_is_a_problem_with_its_column(tmp_path: Path) -> None:

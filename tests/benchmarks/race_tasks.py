@@ -38,7 +38,7 @@ class Course:
     samples: int
     """Evaluation episodes per held-out scenario."""
     rows: int
-    """Episodes in one of TRL's training passes, in its fastest setting."""
+    """Episodes in one of TRL's training passes."""
     conversations: int
     """Conversations in one of TRL's calls of `generate`."""
 
@@ -47,6 +47,7 @@ COURSES = {
     # half of the config's iterations, so that the race takes half as long. 16, 32 and 64 rows, which are all of an
     # optimizer step, take TRL 9.3, 9.1 and 8.7 s of CPU time per iteration
     "family_relationships": Course(target=0.6, iterations=60, samples=1, rows=64, conversations=256),
+    # 32 rows are all of an optimizer step. Fewer were not compared
     "family_relationships_smollm2": Course(target=0.75, iterations=12, samples=2, rows=32, conversations=128),
 }
 PATIENCE = 6.0

@@ -161,6 +161,7 @@ def _change_champion(
     with prefect_server(home):
         from grpo_cli.console import show_progress
 
+        settings.import_packages("grpo_flows.promote", "grpo_flows.rollback")  # the handlers that show_progress filters
         with show_progress(console):
             return in_flow()
 

@@ -178,11 +178,11 @@ class Conversations:
         """Find the turn that a request continues.
 
         `ambiguous` are digests that several turns of other servers have. Raises `APIError` if the id is unknown, or if
-        the tools differ from those at the beginning of the conversation.
+        the tools differ from those at the beginning of the conversation, or if it is of another user.
         """
         messages = asked.messages
         if conversation_id is not None:
-            return self._by_id(asked, conversation_id, owner=owner, tools=tools)
+            return self._by_id(asked, conversation_id, owner=owner, user=user, tools=tools)
         answered = count_answered(messages)
         if not answered:
             return _new(messages, "new", self._new_id(owner))
@@ -205,10 +205,18 @@ class Conversations:
         )
 
     def after(
-        self, turn_id: str, asked: DigestedMessages, *, owner: str, tools: DigestedTools, instructions: str | None
+        self,
+        turn_id: str,
+        asked: DigestedMessages,
+        *,
+        owner: str,
+        user: str | None,
+        tools: DigestedTools,
+        instructions: str | None,
     ) -> Continuation:
         """Place after a turn, with new messages. Raises `APIError` if the request cannot continue from that turn."""
         before = self.answered(turn_id, owner)
+        _check_user(before, user)
         first = before.messages[0]
         began = first.content if first.role == "system" else ""
         if instructions is not None and began != instructions and not began.startswith(f"{instructions}\n\n"):
@@ -239,6 +247,7 @@ class Conversations:
         conversation_id: str,
         *,
         owner: str,
+        user: str | None,
         tools: DigestedTools,
     ) -> Continuation:
         """Place after the last turn. The request may send only new messages, or the whole conversation with them."""
@@ -256,6 +265,7 @@ class Conversations:
                 param="conversation_id",
                 code="conversation_not_found",
             )
+        _check_user(before, user)
         if before.digested_tools.digest != tools.digest:
             raise invalid_request(
                 f"conversation {conversation_id} began with other tools. Start another conversation", param="tools"
@@ -374,6 +384,16 @@ def count_answered(messages: Sequence[Message]) -> int:
 def busy_error(message: str) -> APIError:
     """409 for a conversation that has a turn in progress."""
     return APIError(409, message, param="conversation_id", code="conversation_busy", retry_after_s=_BUSY_S)
+
+
+def _check_user(before: AnsweredTurn, user: str | None) -> None:
+    """Raise `APIError` if a request names another user than the turn that it continues.
+
+    Otherwise one user would read the other's words, and an erasure of one would delete the conversation of both.
+    """
+    if user is not None and before.user is not None and user != before.user:
+        message = "the conversation is of another user. Start another one, or leave user out"
+        raise invalid_request(message, param="user", code="invalid_value")
 
 
 def _retired(before: AnsweredTurn, history: tuple[Message, ...]) -> Continuation:

@@ -71,7 +71,12 @@ class Places:
             tools, owner = choices[0], caller.key_hash
             started = request.instructions
             place = self._conversations.after(
-                request.previous_turn, asked.messages, owner=owner, tools=tools, instructions=started
+                request.previous_turn,
+                asked.messages,
+                owner=owner,
+                user=request.user,
+                tools=tools,
+                instructions=started,
             )
             return place, tools
         for tools in choices:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,23 @@ def test_the_id_of_a_conversation_whose_first_turn_was_aborted_goes_on():
     turn = answered("1")
     known.add(turn, is_last=True)
     assert find(known, OTHER, conversation_id="c").before is turn
+
+
+def test_a_conversation_of_another_user_is_refused():
+    """An id may reach the wrong user of a website. A request without a user, or after one, goes on."""
+    known, turn = conversations(), answered("1", user="alice")
+    known.add(turn, is_last=True)
+    for user in ("alice", None):
+        assert find(known, OTHER, conversation_id="c", user=user).before is turn
+    with pytest.raises(APIError, match="the conversation is of another user"):
+        find(known, OTHER, conversation_id="c", user="bob")
+    asked, tools = DigestedMessages.of((OTHER,)), turn.digested_tools
+    for user, refused in (("alice", False), (None, False), ("bob", True)):
+        with pytest.raises(APIError, match="another user") if refused else nullcontext():
+            known.after("1", asked, owner="shop", user=user, tools=tools, instructions=None)
+    anonymous = conversations()
+    anonymous.add(answered("1"), is_last=True)
+    assert find(anonymous, OTHER, conversation_id="c", user="bob").before is not None
 
 
 def test_white_space_around_a_text_does_not_matter():

@@ -32,21 +32,31 @@ from grpo.policy.reply_ends import ReplyEnds
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_KEPT = 32
-"""Number of compiled grammars that are kept. Each takes a few megabytes."""
+COMPILED_BYTES = 24 * 2**20
+"""Largest grammar that a server gives to its engine, see `grpo.serving.requests.grammar_process`."""
+_STATES_BYTES = 40 * 2**20
+"""What the states of a grammar may add to it while replies are sampled: measured with numbers of a `multipleOf`."""
+_KEPT_BYTES = 512 * 2**20
+"""Memory of all compiled grammars that are kept. Ordinary ones take less than 1 MiB each."""
+_KEPT = _KEPT_BYTES // (COMPILED_BYTES + _STATES_BYTES)
+"""Number of compiled grammars that are kept. Each is counted as the largest, because llguidance does not tell its size.
+An ordinary grammar that was dropped is compiled again in a few milliseconds."""
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=100_000,
+    step_lexer_fuel=30_000,
     step_max_items=50_000,
     max_lexer_states=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Limits for a grammar from a stranger: about 20 ms to read it, 10 ms per mask, 40 MB for its states.
+"""Limits for a grammar from a stranger: about 5 ms per mask, and 40 MiB for its states.
 
-The work before them has no limit: 14 patterns that a text has to match all take 14 s and 1 GB until they are refused,
-and each further pattern several times as much. So a server tries a grammar first in a process that it can end, see
-`grpo.serving.requests.grammar_process`.
+With more fuel for a step, numbers of `{"multipleOf": 1234.567}` take up to 100 ms per mask and 105 MiB.
+
+The work before the first mask has no limit: `{"type": "integer", "multipleOf": 200003}` takes 1 s and 82 MiB, and 14
+patterns that a text has to match all take 14 s and 1 GB until they are refused, and each further pattern several times
+as much. So a server tries a grammar first in a process with bounds on time and memory, see
+`grpo.serving.requests.grammar_process`. To compile it here takes the same time and memory again.
 """
 
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import Tool
-from grpo.renderers.placeholders import DATE_MACRO, MessageShape, escape, slots_in, template_messages
+from grpo.renderers.placeholders import (
+    DATE_MACRO,
+    MessageShape,
+    escape,
+    slots_in,
+    template_messages,
+    with_stand_ins,
+)
+from grpo.renderers.sandbox import render
 from grpo.renderers.time_limit import time_limit
+from grpo.user_failures import on_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,9 +31,11 @@ RENDER_S = 5.0
 is mostly compilation. A garbage collection during the rendering may take a second and more in a large process."""
 RENDER_MESSAGE_S = 0.01
 """Further seconds per message. The published templates take up to 0.002."""
-_CACHED = 4096
+_CACHED, _CACHED_CHARACTERS = 4096, 2**24
+"""Renderings that are kept for a template, and their characters together."""
 _TEMPLATES = 16
 _SHOWN = 16  # messages whose roles an error names
+_LONGEST_REASON = 500
 
 
 class TemplateFailure(PolicyError):
@@ -44,7 +57,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.source = source
         self._given = tuple(tools)
-        self._tools = [tool.to_template() for tool in tools] or None
+        self._tools = [with_stand_ins(tool.to_template()) for tool in tools] or None
         self._key = type(tokenizer), source, str(sorted(tokenizer.special_tokens_map.items())), str(self._tools)
 
     def __hash__(self) -> int:
@@ -54,7 +67,7 @@ class ChatTemplate:
         return isinstance(other, ChatTemplate) and self._key == other._key
 
     @cached_property
-    def _cached(self) -> Callable[[tuple[MessageShape, ...], bool], str]:
+    def _cached(self) -> _Renderings:
         return _renderings(self)
 
     def with_source(self, source: str) -> ChatTemplate:
@@ -103,14 +116,12 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[dict[str, Any]], generate: bool) -> str:
         with time_limit(RENDER_S + RENDER_MESSAGE_S * len(messages)):
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=self._tools,
-                    chat_template=(DATE_MACRO if "strftime_now" in self.source else "") + self.source,
-                    tokenize=False,
-                    add_generation_prompt=generate,
-                )
+            return render(
+                (DATE_MACRO if "strftime_now" in self.source else "") + self.source,
+                messages,
+                tools=self._tools,
+                generate=generate,
+                tokens=self.tokenizer.special_tokens_map,
             )
 
     @contextmanager
@@ -121,16 +132,38 @@ class ChatTemplate:
         except Exception as error:
             shown = ", ".join(roles[-_SHOWN:])
             shown += f", after {len(roles) - _SHOWN} others" if len(roles) > _SHOWN else ""
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = on_one_line(f"{type(error).__name__}: {error}", longest=_LONGEST_REASON)
             refusal = TemplateTimeout if isinstance(error, TimeoutError) else TemplateFailure
             raise refusal(self._refusal(f"fails on messages of {shown}: {reason}")) from error
 
-    def rendering(self) -> Callable[[tuple[MessageShape, ...], bool], str]:
-        """A cache of renderings by the shapes of a conversation."""
-        return lru_cache(maxsize=_CACHED)(lambda shapes, generate: self._render(template_messages(shapes), generate))
+
+class _Renderings:
+    """Cache of a template's renderings by the shapes of a conversation. The least recently used goes first."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._texts: OrderedDict[tuple[tuple[MessageShape, ...], bool], str] = OrderedDict()
+        self._characters = 0
+        self._lock = Lock()
+
+    def __call__(self, shapes: tuple[MessageShape, ...], generate: bool) -> str:
+        """Text of a conversation."""
+        key = shapes, generate
+        with self._lock:
+            if (text := self._texts.get(key)) is not None:
+                self._texts.move_to_end(key)
+                return text
+        text = self._template._render(template_messages(shapes), generate)
+        with self._lock:
+            if key not in self._texts:
+                self._texts[key] = text
+                self._characters += len(text)
+            while len(self._texts) > _CACHED or self._characters > _CACHED_CHARACTERS:
+                self._characters -= len(self._texts.popitem(last=False)[1])
+        return text
 
 
 @lru_cache(maxsize=_TEMPLATES)
-def _renderings(template: ChatTemplate) -> Callable[[tuple[MessageShape, ...], bool], str]:
+def _renderings(template: ChatTemplate) -> _Renderings:
     """Cached renderings of a template, and of all that are equal to it."""
-    return template.rendering()
+    return _Renderings(template)

@@ -26,7 +26,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     Only the thread's processor time counts, so that a busy machine does not matter. After 20 times as long on the clock
     the block is ended in any case. Python code is interrupted between two bytecode instructions, but a long call into
-    an extension cannot be interrupted.
+    an extension cannot be interrupted. The block may have limits inside, each of which raises only its own error.
     """
     thread, lock = threading.get_ident(), threading.Lock()
     finished, expired = threading.Event(), threading.Event()
@@ -61,6 +61,8 @@ def time_limit(seconds: float) -> Iterator[None]:
             stop()
     except _Expired:
         stop()  # an interruption may also have met the first one
+        if not expired.is_set():
+            raise  # the limit of a block around this one has expired
         raise TimeoutError(f"not done after {seconds:g} s") from None
 
 

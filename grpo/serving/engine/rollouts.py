@@ -18,11 +18,13 @@ from functools import partial
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
 from grpo.config.serving import EngineSettings
-from grpo.errors import GRPOError
+from grpo.errors import GRPOError, PolicyError
 from grpo.policy.catalog import load_files
 from grpo.policy.context import UNBOUNDED
+from grpo.policy.renderer import make_renderer
 from grpo.policy.servers.protocol import WeightsReply, WeightsRequest
 from grpo.policy.weights.sources import ModelFiles
+from grpo.renderers.time_limit import time_limit
 from grpo.serving.background import in_background, stop
 from grpo.serving.engine.engine import ProcessPolicy
 from grpo.serving.engine.served_model import ServedModel, load, release
@@ -31,6 +33,9 @@ from grpo.serving.engine.weight_files import WeightFiles
 from grpo.serving.protocol.api_errors import APIError, invalid_request, overloaded
 
 _MODEL = "rollout"
+_TRIAL_S = 5.0
+"""Time limit of trying the chat template of uploaded weights, in seconds of processor time. The published ones take up
+to 0.6 s. The trial runs on a thread, but it slows the event loop down, because Python runs one thread at a time."""
 
 
 class Rollouts:
@@ -113,5 +118,19 @@ class Rollouts:
 
 def _served(files: ModelFiles, version: str) -> ServedModel:
     policy = ProcessPolicy(partial(load_files, files))
+    try:
+        _try_template(policy)
+    except BaseException:
+        policy.close()
+        raise
     agent = MultiTurnAgent(AgentConfig(model_name=_MODEL), policy=policy)
     return ServedModel(model=_MODEL, version=version, policy=policy, agent=agent)
+
+
+def _try_template(policy: ProcessPolicy) -> None:
+    """Raise `PolicyError` if no renderer can be made of the chat template, or not soon."""
+    try:
+        with time_limit(_TRIAL_S):
+            make_renderer(policy.tokenizer)
+    except TimeoutError as error:
+        raise PolicyError(f"trying the chat template takes more than {_TRIAL_S:g} s") from error

@@ -59,8 +59,8 @@ class ServedVersion:
         self._tool_tokens: WeakKeyDictionary[Renderer, int] = WeakKeyDictionary()
 
     async def start(self) -> Self:
-        """Start the engine."""
-        await self._sampler(self.renderer(()))
+        """Start the engine. The chat template is tried on a thread, because this takes a second and more."""
+        await self._sampler(await asyncio.to_thread(self.renderer, ()))
         return self
 
     async def close(self) -> None:

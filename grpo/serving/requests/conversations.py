@@ -186,8 +186,7 @@ class Conversations:
         answered = count_answered(messages)
         if not answered:
             return _new(messages, "new", self._new_id(owner))
-        digest = conversation_digest(owner, user, tools, asked, until=answered)
-        known = self._by_digest.get(digest, ())
+        known = self._by_digest.get(digest := conversation_digest(owner, user, tools, asked, until=answered), ())
         if digest in ambiguous or (known and digest in self._repeated):
             return _new(messages, "ambiguous", self._new_id(owner))
         if not known:
@@ -387,13 +386,9 @@ def busy_error(message: str) -> APIError:
 
 
 def _check_user(before: AnsweredTurn, user: str | None) -> None:
-    """Raise `APIError` if a request names another user than the turn that it continues.
-
-    Otherwise one user would read the other's words, and an erasure of one would delete the conversation of both.
-    """
-    if user is not None and before.user is not None and user != before.user:
-        message = "the conversation is of another user. Start another one, or leave user out"
-        raise invalid_request(message, param="user", code="invalid_value")
+    """Raise `APIError` for another user, who would read the user's words, and whose erasure would delete them."""
+    if None not in (user, before.user) and user != before.user:
+        raise invalid_request("the conversation is of another user. Start another one", param="user")
 
 
 def _retired(before: AnsweredTurn, history: tuple[Message, ...]) -> Continuation:

@@ -2,13 +2,17 @@
 
 llguidance bounds its work by fuel, but not all of it, see `grpo.policy.grammars`. A thread that compiles cannot be
 ended, and the memory that it takes is the server's. So a grammar from a client is compiled here first, and the engine
-compiles only grammars that have passed. This module does not cache results.
+compiles only grammars that have passed, with the same work and memory. So the limit of memory here also bounds what a
+grammar takes in the engine. This module does not cache results.
 
 server                                    process
 GrammarProcess ── vocabulary, limits ───► reads the vocabulary
                ◄────────────── ready ──── limits its own memory
                ── grammar ──────────────► compiles it, computes the first mask
                ◄───── reason or None ──── ended if it takes too long, and started again for the next grammar
+
+The limit is one of address space, and memory that an earlier grammar has left behind counts. So the process is also
+started again when half of the limit is taken after a grammar. Otherwise the next one could be refused for it.
 """
 
 from __future__ import annotations
@@ -30,14 +34,12 @@ import psutil
 
 from grpo.data_errors import try_call
 from grpo.errors import PolicyError
-from grpo.policy.grammars import compile_grammar, read_vocabulary, vocabulary_text
+from grpo.policy.grammars import COMPILED_BYTES, compile_grammar, read_vocabulary, vocabulary_text
 from grpo.serving.child_process import end_child
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MEMORY_BYTES = 512 * 2**20
-"""Memory that a grammar may take, in addition to the vocabulary."""
 _START_S = 60.0
 _KILLED_S = 5.0
 
@@ -67,7 +69,7 @@ class GrammarProcess:
         stop_ids: Collection[int],
         *,
         compile_s: float,
-        memory_bytes: int = MEMORY_BYTES,
+        memory_bytes: int = COMPILED_BYTES,
     ) -> None:
         self._tokenizer, self._stop_ids = tokenizer, sorted(stop_ids)
         self._compile_s, self._memory_bytes = compile_s, memory_bytes
@@ -82,7 +84,11 @@ class GrammarProcess:
         answered, answer = _ask(process, grammar, timeout_s=self._compile_s)
         seconds = time.monotonic() - begun
         if answered:
-            return Trial(reason=None if answer is None else str(answer), seconds=seconds)
+            assert isinstance(answer, tuple)
+            reason, is_full = answer
+            if is_full:
+                self._end()
+            return Trial(reason=reason, seconds=seconds)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_KILLED_S)  # it has closed its pipe, so that it ends by itself
         self._end()
@@ -153,7 +159,8 @@ def main() -> None:
     limits = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the server that started this process
     text, stop_ids, memory_bytes, alarm_s = limits
     vocabulary = read_vocabulary(text, stop_ids)
-    most = psutil.Process().memory_info().vms + memory_bytes
+    itself = psutil.Process()
+    most = itself.memory_info().vms + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _answer(None)
@@ -165,11 +172,13 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, alarm_s)  # ends this process, if the server was killed and does not
         failure = try_call(partial(compile_grammar, vocabulary, grammar))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _answer(str(failure) if isinstance(failure, Exception) else None)
+        reason = str(failure) or type(failure).__name__ if isinstance(failure, Exception) else None
+        _answer((reason, itself.memory_info().vms > most - memory_bytes // 2))
 
 
-def _answer(reason: str | None) -> None:
-    sys.stdout.buffer.write(pickle.dumps(reason))
+def _answer(answer: tuple[str | None, bool] | None) -> None:
+    """Answer None after the start, and after a grammar the reason of a refusal and whether the memory is half taken."""
+    sys.stdout.buffer.write(pickle.dumps(answer))
     sys.stdout.buffer.flush()
 
 

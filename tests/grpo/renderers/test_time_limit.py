@@ -75,3 +75,15 @@ def test_code_that_only_waits_ends_too():
     """After 20 times the limit on the clock."""
     with pytest.raises(TimeoutError, match=r"not done after 0\.01 s"):
         _waiting()
+
+
+def _endless_in_two_limits() -> None:
+    with time_limit(0.05), time_limit(60):
+        while True:
+            sum(range(100))
+
+
+def test_the_limit_around_another_one_raises_its_own_error():
+    """The inner block does not take the interruption of the outer one for its own."""
+    with pytest.raises(TimeoutError, match=r"not done after 0\.05 s"):
+        _endless_in_two_limits()

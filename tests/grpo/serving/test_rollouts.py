@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -254,3 +258,45 @@ def test_a_sender_that_leaves_displaces_no_more_than_it_has_sent():
 
     asyncio.run(send())
     files.close()
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("bomb", "reason"),
+    [
+        ("{% set x = 9**(9**10) %}", r"TooLarge: \*\* would read or make an integer of more than 256 bits"),
+        ("{% set x = 'x'*(2**31) %}", "TooLarge: an operation would make a value"),
+        (LOOPS, "TimeoutError: not done after 5.01 s|trying the chat template takes more than 5 s"),
+        (LOOPS.replace("99999", "4000"), "trying the chat template takes more than 5 s"),
+    ],
+    ids=["power", "long text", "loops", "slow in each rendering"],
+)
+def test_a_server_answers_while_it_refuses_a_chat_template(
+    server: ChatServer, trainer: httpx.Client, bomb: str, reason: str
+):
+    """400 with the reason. Another client gets each of its answers within a second, and the server goes on."""
+    files = FILES_OF_CLERK | {"chat_template.jinja": bomb.encode() + FILES_OF_CLERK["chat_template.jinja"]}
+    for content in files.values():
+        assert put(trainer, content).status_code == 201
+    loading, waits = threading.Event(), [0.0]
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, timeout=60) as other:
+            while not loading.wait(0.02):
+                start = time.monotonic()
+                assert other.get("/live").status_code == 200
+                waits.append(time.monotonic() - start)
+
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask)
+        try:
+            status, _, message = error_of(trainer.post(WEIGHTS, json=request("2" * 16, files)))
+        finally:
+            loading.set()
+        asking.result()
+    assert status == 400
+    assert re.search(reason, message), message
+    assert max(waits) < 1
+    assert len(waits) > 10

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,9 @@ def _split(text: RowText, delimiter: str, *, quoting: bool) -> list[str] | str:
     """Cells of a row, or its problem. A blank line has no cells."""
     if not text.whole:
         return f"over-long row: more than {LONGEST_LINE} characters"
-    style = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
+    reader = partial(csv.reader, [text.text], delimiter=delimiter, strict=True)
     try:
-        return next(csv.reader([text.text], delimiter=delimiter, strict=True, quoting=style))
+        return next(reader() if quoting else reader(quoting=csv.QUOTE_NONE))
     except csv.Error as error:
         if len(text.text) > csv.field_size_limit() and "limit" in str(error):
             return f"over-long cell: more than {csv.field_size_limit()} characters"

@@ -29,7 +29,7 @@ def without_filled_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not _is_filled(record):
         metadata = record.get("metadata")
-        return {**record, "metadata": _given(metadata)} if _has_null(metadata) else dict(record)
+        return {**record, "metadata": _given(metadata)} if isinstance(metadata, Mapping) else dict(record)
     cleaned: dict[str, Any] = {
         name: _world_without_nulls(value) if name == "world" else without_nulls(value)
         for name, value in record.items()

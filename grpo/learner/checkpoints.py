@@ -11,8 +11,6 @@ learner.json                                                            step cou
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from grpo.policy.transformers.exactness import PathCheck
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.policy.transformers.sharding import distribute_like
-from grpo.storage.digests import MANIFEST, hash_early
+from grpo.storage.digests import MANIFEST
 
 OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
 OPTIMIZER_SHARDS = "optimizer"
@@ -110,14 +108,8 @@ def save(
         policy.save_sharded(folder, source=source, write=is_first)
         save_shards(tensors, folder / OPTIMIZER_SHARDS)
     elif is_first:
-        folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(max_workers=1) as background:
-            written = background.submit(_write_optimizer, tensors, folder / OPTIMIZER)
-            policy.save(folder)
-            for file in folder.glob("*.safetensors"):
-                if file.name != OPTIMIZER:
-                    hash_early(file)
-            written.result()
+        policy.save(folder)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / OPTIMIZER)
     if not is_first:
         return
     scaler = learner.scaler.state_dict()  # empty unless in fp16
@@ -133,12 +125,6 @@ def save(
         base=base,
     )
     (folder / STATE).write_text(state.model_dump_json(), encoding="utf-8")
-
-
-def _write_optimizer(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Two thirds of a checkpoint, which are hashed while the rest is written."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
-    hash_early(file)
 
 
 def read_state(folder: Path) -> CheckpointState:

@@ -37,26 +37,12 @@ def file_states(path: Path) -> FileStates:
     return tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
-def hash_early(file: Path) -> None:
-    """Compute the digest of a file in a folder that is still being written, so that `folder_digests` has less to do."""
-    states = file_states(file)
-    note_digest(file, file_digest(file), states)
-
-
 def folder_digests(folder: Path) -> dict[str, str]:
-    """sha256 of each file below a folder, by its relative path, without the manifest.
-
-    The digest of a file that was hashed early is taken over once, unless the file has changed.
-    """
+    """sha256 of each file below a folder, by its relative path, without the manifest."""
     files = [path for path in _files(folder) if path.name != MANIFEST]
     with ThreadPoolExecutor() as threads:  # hashing lets other threads run
-        digests = list(threads.map(_early_digest, files))
+        digests = list(threads.map(file_digest, files))
     return {str(path.relative_to(folder)): digest for path, digest in zip(files, digests, strict=True)}
-
-
-def _early_digest(file: Path) -> str:
-    digest, states = _known.pop(file.resolve(), ("", ()))
-    return digest if digest and states == file_states(file) else file_digest(file)
 
 
 def _computed(path: Path) -> str:

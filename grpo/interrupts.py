@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -66,7 +66,12 @@ def end_by_signals() -> None:
 
 
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal: end the process with its exit code, after the `finally` blocks."""
+    """Handle a signal: end the process with its exit code, after the `finally` blocks.
+
+    A terminal that closes sends SIGHUP twice, and the second one would interrupt these blocks.
+    """
+    if signum == signal.SIGHUP:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise Stopped(128 + signum)
 
 
@@ -183,11 +188,12 @@ def _watch(received: int, ended: threading.Event) -> None:
                 signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
             if not ended.wait(GRACE_S):
                 name = signal.Signals(signum).name
-                sys.stderr.write(
-                    f"{name}: a stage did not end within {GRACE_S:g} s, so the process is ended. Run the command "
-                    "again: finished stages are in the cache\n"
-                )
-                sys.stderr.flush()
+                with suppress(OSError, ValueError):  # its terminal was closed
+                    sys.stderr.write(
+                        f"{name}: a stage did not end within {GRACE_S:g} s, so the process is ended. Run the command "
+                        "again: finished stages are in the cache\n"
+                    )
+                    sys.stderr.flush()
                 os._exit(128 + signum)
             return
 

@@ -183,7 +183,8 @@ def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema)
     size = try_call(lambda: _expanded(batch))
     rows: Any = size
     if isinstance(size, int) and size <= _LARGEST_BATCH:
-        rows = try_call(lambda: _plain(batch, schema).to_pylist())  # dictionaries take six times as long
+        # without dictionaries, which take six times as long
+        rows = try_call(lambda: _plain(batch, schema).to_pylist(maps_as_pydicts="lossy"))
     if isinstance(rows, list):
         changed = [field.name for field in schema if field.name in batch.schema.names and _is_changed(field.type)]
         for number, cells in enumerate(rows, start=before + 1):
@@ -203,7 +204,10 @@ def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
         return ArrowRow(number=number, cells={}, problem=f"row cannot be decoded: {error_text(size)}")
     if size > LONGEST_LINE:
         return ArrowRow(number=number, cells={}, problem=f"over-long row: {size} bytes, at most {LONGEST_LINE}")
-    cells = {name: try_call(column[0].as_py) for name, column in zip(row.schema.names, row.columns, strict=True)}
+    cells = {
+        name: try_call(partial(column[0].as_py, maps_as_pydicts="lossy"))
+        for name, column in zip(row.schema.names, row.columns, strict=True)
+    }
     errors = {name: cell for name, cell in cells.items() if isinstance(cell, Exception)}
     problem = "; ".join(f"{name}: {error_text(error)}" for name, error in errors.items())
     return ArrowRow(

@@ -28,9 +28,9 @@ class CsvFormat(Settings):
     or else the only one of comma, semicolon, tab and vertical bar that splits the header into the wanted columns."""
     encoding: Annotated[str, AfterValidator(_text_encoding)] | None = None
     """Encoding of the text, such as cp1252. None takes the encoding of a byte order mark, or UTF-8 if there is none."""
-    quoting: bool = True
-    """A cell in double quotes may hold delimiters, newlines and doubled quotes. False takes quotes as text, for files
-    that some databases write."""
+    quoting: bool | None = None
+    """True: a cell in double quotes may hold delimiters, newlines and doubled quotes. False: quotes are text, as in
+    files that some databases write. None is True, but rows of the table in one quoted cell are refused."""
 
 
 DETECTED = CsvFormat()

@@ -38,18 +38,21 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, token_id: int) -> bytes:
-    """Bytes that a token adds to a text in UTF-8. A token may have a part of a character.
+    """Bytes that a token adds to a text in UTF-8. A token may have a part of a character, and a space at its beginning.
 
-    Such tokens are written in GPT-2's alphabet of bytes, or as `<0xF0>`.
+    Vocabularies write them in GPT-2's alphabet of bytes, or with `▁` for a space and `<0xF0>` for a byte.
     """
-    text: str = tokenizer.decode([token_id])
     name = tokenizer.convert_ids_to_tokens(token_id)
-    if "\N{REPLACEMENT CHARACTER}" not in text or not isinstance(name, str):
-        return text.encode()
-    if (match := _BYTE.fullmatch(name)) is not None:
+    if isinstance(name, str) and "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder):
+        alphabet = _byte_alphabet()
+        if set(name) <= alphabet.keys():
+            return bytes(alphabet[character] for character in name)
+    elif isinstance(name, str) and (match := _BYTE.fullmatch(name)) is not None:
         return bytes.fromhex(match[1])
-    alphabet = _byte_alphabet()
-    return bytes(alphabet[character] for character in name) if set(name) <= alphabet.keys() else text.encode()
+    elif isinstance(name, str) and "▁" in name:
+        return name.replace("▁", " ").encode()
+    text: str = tokenizer.decode([token_id])
+    return text.encode()
 
 
 @cache

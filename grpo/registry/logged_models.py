@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from grpo.config.loading import parse_yaml
 from grpo.errors import AddressError, ArtifactError, ConfigError, SignatureError
 from grpo.policy.weights.registered import MLMODEL_DIGEST, MODEL_DIGEST, ModelVersion
@@ -120,10 +122,13 @@ def parse_provenance(content: bytes, *, moved: bool = False) -> Provenance | Non
         document = parse_yaml(content.decode(), place="MLmodel")
     except (ConfigError, UnicodeDecodeError) as error:
         raise ArtifactError(f"an MLmodel is damaged: {error}") from error
-    metadata = (document.get("metadata") if isinstance(document, dict) else None) or {}
-    if PROVENANCE not in metadata:
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(metadata, dict) or PROVENANCE not in metadata:
         return None
-    provenance = Provenance.model_validate(metadata[PROVENANCE])
+    try:
+        provenance = Provenance.model_validate(metadata[PROVENANCE])
+    except ValidationError as error:
+        raise ArtifactError(f"an MLmodel is damaged: its provenance has {error.error_count()} faults") from error
     if not moved:
         return provenance
     digests = {

@@ -141,7 +141,7 @@ class Registry:
             (version.tags[uri], version.tags[digest])
             for version in verified(all_versions(self.client))
             for uri, digest in pairs
-            if uri in version.tags and not version.tags.get(digest, "none").strip("0123456789abcdef")
+            if uri in version.tags and not (version.tags.get(digest) or "none").strip("0123456789abcdef")
         }
         artifacts = ArtifactStore(store)
         named = [Artifact(uri=uri, sha256=digest, kind="checkpoint") for uri, digest in sorted(referenced)]

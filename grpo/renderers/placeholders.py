@@ -36,14 +36,21 @@ DATE_MACRO = "{%- macro strftime_now(format) -%}⸨@{{ format }}⸩{%- endmacro 
 """Statement in front of a template that makes it print a placeholder instead of the date."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 """Names of the reasoning of a message in chat templates. Cohere calls it a plan."""
-_STAND_INS = dict(zip("<[⸨⸩\uff1c\ufe64\uff3b\ufe47", map(chr, range(0xFDD0, 0xFDD8)), strict=True))
-"""Unicode's noncharacters, which no text has, by the brackets of control tokens and slots, and by the characters that
-some tokenizers read as such brackets (NFKC)."""
-_TO_STAND_INS = str.maketrans({**_STAND_INS, **dict.fromkeys(_STAND_INS.values(), "\N{REPLACEMENT CHARACTER}")})
+_OPENING = "<[⸨⸩\uff1c\ufe64\uff3b\ufe47"
+"""Brackets of control tokens and slots, and characters that some tokenizers read as such brackets (NFKC)."""
+_STAND_INS = dict(zip(f"{_OPENING}\\", map(chr, range(0xFDD0, 0xFDD9)), strict=True))
+"""Unicode's noncharacters, which no text has, for these brackets, and for a backslash that would spell one of them."""
+_SPELLED = re.compile(r"\\(?=u2e2[89]|ufdd[0-8])")
+_TO_STAND_INS = str.maketrans(
+    {
+        **{bracket: _STAND_INS[bracket] for bracket in _OPENING},
+        **dict.fromkeys(_STAND_INS.values(), "\N{REPLACEMENT CHARACTER}"),
+    }
+)
 _BRACKETS = {stand_in: bracket for bracket, stand_in in _STAND_INS.items()}
-_STAND_IN = re.compile("([\ufdd0-\ufdd7]|\\\\ufdd[0-7])")
+_STAND_IN = re.compile("([\ufdd0-\ufdd8]|\\\\ufdd[0-8])")
 _LEAF = "\0"
-_BRACKET = re.compile(r"[<\[⸨\0]")
+_BRACKET = re.compile(f"[\0{re.escape(_OPENING)}\ufdd0-\ufdd8]|{_SPELLED.pattern}")
 UNNAMED = "unknown"
 """Name of a call that could not be parsed, in templates that render no result without a call."""
 
@@ -165,7 +172,7 @@ def slots_in(rendered: str) -> Iterator[Slot]:
 def with_stand_ins(value: Any) -> Any:
     """JSON of a tool with stand-ins for brackets in its names and texts."""
     if isinstance(value, str):
-        return value.translate(_TO_STAND_INS)
+        return _SPELLED.sub(_STAND_INS["\\"], value.translate(_TO_STAND_INS))
     if isinstance(value, Mapping):
         return {with_stand_ins(key): with_stand_ins(part) for key, part in value.items()}
     return [with_stand_ins(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
@@ -34,6 +34,7 @@ from grpo.scenarios.tool_schemas import infer_tool_schemas
 MAX_MESSAGES = 2_000
 """Largest number of messages of a chat, and of tool calls of one message."""
 _SHOWN = 80  # characters of a value in a reason
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +205,7 @@ def order_results(messages: Sequence[Message]) -> list[int]:
     keys: list[tuple[int, int]] = []
     pending: list[tuple[ToolCall, int]] = []
     turn = 0
-    for number, message in enumerate(messages):
+    for number, message in enumerate(_with_known_tools(messages)):
         if message.role == "tool":
             keys.append((turn, pending.pop(_answered(pending, message, number))[1]))
         else:
@@ -219,6 +220,7 @@ def to_conversation(logged: Sequence[LoggedMessage]) -> tuple[Message, ...]:
     System messages at the front become one. The results of several calls of a turn become one message with a JSON list
     of them, in the order of the calls. Raises `ValueError` if a result names an id that no call of its turn has.
     """
+    logged = _with_known_tools(logged)
     is_named = any(message.answers is not None or message.answers_tool is not None for message in logged)
     messages = [_to_message(logged[index]) for index in (order_results(logged) if is_named else range(len(logged)))]
     front = list(takewhile(lambda message: message.role == "system", messages))
@@ -252,6 +254,7 @@ def record_calls(messages: Sequence[Message]) -> list[dict[str, Any]]:
     recorded: list[dict[str, Any]] = []
     pending: list[tuple[ToolCall, dict[str, Any]]] = []
     turn, speaker = -1, ""
+    messages = _with_known_tools(messages)
     for number, message in enumerate(messages):
         if message.role in ("user", "assistant"):
             _refuse_unanswered(pending)
@@ -290,18 +293,35 @@ def _joined_results(messages: Sequence[Message], number: int, pending: int) -> l
 def _answered(pending: Sequence[tuple[ToolCall, Any]], message: Message, number: int) -> int:
     """Index of the call that a result answers: the call with its id, or else the first call of its tool.
 
-    A result without either answers the first call, and a result of another tool the only call that waits for one.
+    A result without either answers the first call.
     """
     answers, tool = _answers(message), _answers_tool(message)
     for index, (call, _) in enumerate(pending):
         if (tool in (None, call.name)) if answers is None else (_id(call) == answers):
             return index
-    if answers is None and len(pending) == 1:
-        return 0
     named = "without a call" if tool is None else f"of the tool {excerpt(tool, _SHOWN)}"
     name = named if answers is None else f"for id {excerpt(answers, _SHOWN)}"
     waiting = ", ".join(excerpt(_id(call) or call.name, _SHOWN) for call, _ in pending[:3]) or "none"
     raise ValueError(f"orphaned tool result: message {number}, {name}. Calls that wait for one: {waiting}")
+
+
+def _with_known_tools(messages: Sequence[M]) -> list[M]:
+    """Messages whose results name their tools only if all results of a turn name tools of its calls.
+
+    Otherwise, e.g. with `functions.look_up` for `look_up`, or if the calls are in the text, results are in the order of
+    the calls.
+    """
+    known, at = list(messages), 0
+    while at < len(known):
+        calls, at = {call.name for call in known[at].tool_calls}, at + 1
+        results = list(takewhile(lambda message: message.role == "tool", known[at:]))
+        if not all(_answers(result) is not None or _answers_tool(result) in calls for result in results):
+            known[at : at + len(results)] = [
+                replace(result, answers_tool=None) if isinstance(result, LoggedMessage) else result
+                for result in results
+            ]
+        at += len(results)
+    return known
 
 
 def _answers(message: Message) -> str | None:

@@ -84,6 +84,24 @@ def test_a_signal_ends_a_stage_wherever_it_is(busy: str, signum: signal.Signals,
     assert child.returncode in code, error
 
 
+def test_a_blocked_stage_is_ended_also_if_nobody_reads_its_errors():
+    """As after its terminal has closed: the last words cannot be written."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{PROLOGUE}    {BUSY['in code that catches everything']}\n"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == "started\n"
+        child.stderr.close()
+        child.send_signal(signal.SIGHUP)
+        assert child.wait(timeout=240) == 129
+    finally:
+        child.kill()
+        child.stdout.close()
+
+
 def test_a_command_under_nohup_goes_on_when_its_terminal_closes():
     """`nohup` starts it with SIGHUP ignored."""
     code = "import signal; from grpo import interrupts; interrupts.end_by_signals(); signal.raise_signal(signal.SIGHUP)"

@@ -105,6 +105,10 @@ def _parse(record: Any, place: str) -> WrittenPair:
         given = record["input"]
         record = {"prompt": given["messages"], "tools": given.get("tools"), **record}
         record |= {"chosen": record["preferred_output"], "rejected": record["non_preferred_output"]}
+    prompts = ("prompt",) if "prompt" in record else ("chosen", "rejected")
+    for name in prompts:  # a reply to a prompt may be about transcripts
+        if isinstance(record[name], str):
+            refuse_transcript(record[name], name)
     sides = {side: _messages(record[side], side, "assistant") for side in ("chosen", "rejected")}
     if "prompt" in record:
         prompt = _messages(record["prompt"], "prompt", "user")
@@ -136,7 +140,6 @@ def _messages(value: Any, name: str, speaker: Role) -> tuple[Message, ...]:
     if isinstance(value, str) and not (
         isinstance(parsed, list) and parsed and all(isinstance(item, dict) and "role" in item for item in parsed)
     ):
-        refuse_transcript(value, name)
         return (Message(role=speaker, content=value),)
     logged = parse_messages([parsed] if isinstance(parsed, dict) else parsed)
     if name != "prompt" and logged and not logged[-1].weight:

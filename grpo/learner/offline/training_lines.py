@@ -18,9 +18,10 @@ def read_lines(path: Path, parse: Callable[[Any, str], T], *, noun: str, form: s
     Messages use `noun` for a line, `form` for its expected form, and `setting` for the setting of the path. Raises
     `DataError` if the file cannot be read, if a line is no JSON object, or if `parse` fails on it.
     """
-    if not path.is_file():
-        raise DataError(f"{path} cannot be read: there is no such file. Correct {setting}")
     try:
+        if not path.is_file():
+            fault = "it is no regular file" if path.exists() else "there is no such file"
+            raise DataError(f"{path} cannot be read: {fault}. Correct {setting}")
         for record in read_jsonl(path):
             place = f"{path}, line {record.line}"
             if record.data is None:

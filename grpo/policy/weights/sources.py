@@ -22,7 +22,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from grpo.artifacts import Artifact, local_path, store_of
+from grpo.artifacts import Artifact, ArtifactStore, local_path, store_of
 from grpo.errors import PolicyError, printable
 from grpo.policy.model_files import (
     ADAPTERS,
@@ -299,13 +299,17 @@ def _stored_base(address: str, state: Path, base: object) -> StoredSource:
     except ValidationError as error:
         reasons = "; ".join(f"{'.'.join(map(str, fault['loc']))} {fault['msg']}" for fault in error.errors())
         raise PolicyError(f"{state} names no base: {reasons}. Take the folder that a run wrote") from error
-    store = artifact.uri.rsplit("/", 2)[0]
-    if "://" in artifact.uri and not address.startswith(f"{store}/"):
-        raise PolicyError(
-            f"{state} names a base in another store, {printable(artifact.uri)}. Give the checkpoint by its address in "
-            "that store, or a folder with merged weights"
-        )
-    return StoredSource(artifact.uri, "checkpoint", artifact)
+    store = address.rsplit("/", 2)[0] if "://" in address else str(state.resolve().parent.parent.parent)
+    if "://" not in artifact.uri or artifact.uri.startswith(f"{store}/"):
+        return StoredSource(artifact.uri, "checkpoint", artifact)
+    own = ArtifactStore(store)
+    copied = own.folder("checkpoint", artifact.sha256)  # with a checkpoint that was copied from another store
+    if own.has(copied):
+        return StoredSource(copied.uri, "checkpoint", copied)
+    raise PolicyError(
+        f"{state} names a base in another store, {printable(artifact.uri)}. Give the checkpoint by its address in that "
+        "store, or a folder with merged weights"
+    )
 
 
 def _base_source(source: ModelSource, folder: Path) -> ModelSource | None:

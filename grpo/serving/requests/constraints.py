@@ -147,7 +147,7 @@ def _arguments(tool: Tool) -> Mapping[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False} if "properties" in parameters else (
             ANY_OBJECT
         )  # fmt: skip
-    return {"type": "object", "additionalProperties": False, **parameters}
+    return {"additionalProperties": False, **parameters, "type": "object"}
 
 
 def _check_sizes(schemas: Sequence[Mapping[str, Any]], param: str) -> None:

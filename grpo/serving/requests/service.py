@@ -169,6 +169,8 @@ class Service:
         check_chat_size(request, [await self.size_of(version) for version in self.versions.loaded])
         characters = request.characters
         last = await self.places.load_before(request, caller)
+        if last is not None and request.user is None:
+            request = request.model_copy(update={"user": last.user})
         read = partial(DigestedRequest.of, request, () if last is None else last.call_ids)
         asked = read() if characters <= AT_ONCE else await self.preparation.run(caller.key_hash, characters, read)
         loaded = await self.places.load(request, caller, asked)

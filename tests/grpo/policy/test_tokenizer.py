@@ -19,7 +19,7 @@ def test_tokens_of_a_character_have_its_bytes():
     assert b"\xf0" in parts
 
 
-@pytest.mark.parametrize(("name", "content"), [("<0xF0>", b"\xf0"), ("<0x41>", b"A"), ("▁a", b"a")])
+@pytest.mark.parametrize(("name", "content"), [("<0xF0>", b"\xf0"), ("<0x41>", b"A"), ("▁a", b" a")])
 def test_bytes_of_a_vocabulary_with_byte_fallback(name: str, content: bytes):
     """As of Llama and Gemma."""
     backend = Tokenizer(models.BPE({"<0xF0>": 0, "<0x41>": 1, "▁a": 2}, [], byte_fallback=True))

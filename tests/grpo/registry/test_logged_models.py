@@ -6,6 +6,7 @@ import pytest
 
 from grpo.errors import ArtifactError
 from grpo.registry.logged_models import parse_provenance
+from grpo.registry.provenance import PROVENANCE
 
 _LEVELS = "\n".join(f"  a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 9))
 BOMB = f"metadata:\n  a0: &a0 [x, x]\n{_LEVELS}\n"
@@ -28,6 +29,12 @@ def test_a_file_that_expands_is_refused_before_it_does(content: bytes, reason: s
         parse_provenance(content)
 
 
-@pytest.mark.parametrize("content", [b"", b"7", b"metadata:\n", b"metadata: {other: 1}\n"])
+def test_a_provenance_of_another_form_is_refused():
+    """In one line, and not as an error of this project's code."""
+    with pytest.raises(ArtifactError, match="its provenance has"):
+        parse_provenance(f"metadata: {{{PROVENANCE}: 7}}\n".encode())
+
+
+@pytest.mark.parametrize("content", [b"", b"7", b"metadata:\n", b"metadata: {other: 1}\n", b"metadata: 7\n"])
 def test_a_file_without_provenance_has_none(content: bytes):
     assert parse_provenance(content) is None

@@ -40,7 +40,7 @@ def test_a_tool_forges_no_control_token(prints: str | None):
     assert FORGED in renderer.tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("text", ["⸨0c\"'⸩", "⸨0c⸩", "⸨99c\"'⸩", "⸨@%Y⸩", "\ufdd2"])
+@pytest.mark.parametrize("text", ["⸨0c\"'⸩", "⸨0c⸩", "⸨99c\"'⸩", "⸨@%Y⸩", "\ufdd2", r"\u2e280c"])
 def test_a_tool_holds_no_slot(text: str):
     """The user's text is in the prompt once, and the tool's text is there as it is, except for a noncharacter."""
     ids, renderer = prompt(text, prints=AS_JSON)

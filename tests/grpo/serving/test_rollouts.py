@@ -266,7 +266,7 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% en
 @pytest.mark.parametrize(
     ("bomb", "reason"),
     [
-        ("{% set x = 9**(9**10) %}", r"TooLarge: \*\* would read or make an integer of more than 256 bits"),
+        ("{% set x = 9**(9**10) %}", "TooLarge: an operation would make a value"),
         ("{% set x = 'x'*(2**31) %}", "TooLarge: an operation would make a value"),
         (LOOPS, "TimeoutError: not done after 5.01 s|trying the chat template takes more than 5 s"),
         (LOOPS.replace("99999", "4000"), "trying the chat template takes more than 5 s"),

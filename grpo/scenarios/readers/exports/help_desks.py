@@ -144,8 +144,8 @@ def _zendesk(data: Mapping[str, Any]) -> list[_Entry]:
     comments, requester = _list(data, "comments"), data.get("requester_id")
     if requester is None:
         raise ValueError(f"no requester_id: the record has {', '.join(data)}")
-    lists = [data.get(name) for name in ("email_cc_ids", "collaborator_ids")]
-    in_copy = [author for ids in lists if isinstance(ids, list) for author in ids if author != requester]
+    copied, own = data.get("email_cc_ids"), (requester, data.get("assignee_id"))
+    in_copy = [author for author in copied if author not in own] if isinstance(copied, list) else []
     if third := [comment for comment in comments if comment.get("author_id") in in_copy and not _is_note(comment)]:
         raise ValueError(f"a third speaker: author {excerpt(third[0].get('author_id'), _SHOWN)} is in copy")
     return [
@@ -154,7 +154,7 @@ def _zendesk(data: Mapping[str, Any]) -> list[_Entry]:
             customer=comment.get("author_id") == requester,
             text=_text(comment, ("plain_body", "body"), "html_body"),
             left_out="comment: an internal note" if _is_note(comment) else None,
-            has_files=bool(comment.get("attachments")),
+            has_files=_has_files(comment, "html_body"),
         )
         for comment in comments
     ]
@@ -183,7 +183,7 @@ def _intercom_part(part: Mapping[str, Any]) -> _Entry:
     left_out = None
     if what == "note":
         left_out = "part: an internal note"
-    elif (not text.strip() and not part.get("attachments")) or part.get("redacted") is True:
+    elif (not text.strip() and not _has_files(part, "body")) or part.get("redacted") is True:
         left_out = f"part: an event without a message ({excerpt(what, 40)})"
     elif kind not in _CUSTOMERS | _AGENTS:
         raise ValueError(f"unknown author: type {excerpt(kind, _SHOWN)}. Known are {', '.join(_CUSTOMERS | _AGENTS)}")
@@ -192,14 +192,14 @@ def _intercom_part(part: Mapping[str, Any]) -> _Entry:
         customer=kind in _CUSTOMERS,
         text=text,
         left_out=left_out,
-        has_files=bool(part.get("attachments")),
+        has_files=_has_files(part, "body"),
     )
 
 
 def _freshdesk(data: Mapping[str, Any]) -> list[_Entry]:
     name = "conversations" if "conversations" in data else "notes"
     question = _text(data, ("description_text",), "description")
-    first = _Entry(time=data.get("created_at"), customer=True, text=question, has_files=bool(data.get("attachments")))
+    first = _Entry(time=data.get("created_at"), customer=True, text=question, has_files=_has_files(data, "description"))
     return [
         first,
         *(
@@ -208,7 +208,7 @@ def _freshdesk(data: Mapping[str, Any]) -> list[_Entry]:
                 customer=note.get("incoming") is True,
                 text=_text(note, ("body_text",), "body"),
                 left_out=_note(note),
-                has_files=bool(note.get("attachments")),
+                has_files=_has_files(note, "body"),
             )
             for note in _list(data, name)
         ),
@@ -242,7 +242,7 @@ def _chatwoot(data: Mapping[str, Any]) -> list[_Entry]:
                 customer=meaning == "user",
                 text=text,
                 left_out=left_out,
-                has_files=bool(message.get("attachments")),
+                has_files=_has_files(message, ""),
             )
         )
     return entries
@@ -263,6 +263,11 @@ def _list(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     if broken := next((item for item in value if not isinstance(item, Mapping)), None):
         raise ValueError(f"{name} has an entry that is not an object: {type(broken).__name__}")
     return value
+
+
+def _has_files(data: Mapping[str, Any], html: str) -> bool:
+    """True if a message has attachments, or a picture in its HTML."""
+    return bool(data.get("attachments")) or "<img" in str(data.get(html)).lower()
 
 
 def _text(data: Mapping[str, Any], plain: tuple[str, ...], html: str) -> str:

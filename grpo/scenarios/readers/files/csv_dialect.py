@@ -59,7 +59,7 @@ def find_dialect(path: Path, settings: CsvFormat, required: Collection[str]) -> 
             skipped += 1
     rest = line + lines.read()
     delimiter = settings.delimiter or stated or _delimiter(path, rest, required)
-    header = next(read_texts(io.StringIO(rest, newline=""), delimiter, quoting=settings.quoting), None)
+    header = next(read_texts(io.StringIO(rest, newline=""), delimiter, quoting=settings.quoting is not False), None)
     if header is not None and UNDECODED.search(header.text) and encoding.startswith("utf"):
         raise DataError(
             f"{path}: the header is not {encoding.upper().removesuffix('-SIG')}. Set the source's encoding, such as "

@@ -24,7 +24,9 @@ from grpo.scenarios.records import SourceRecord, convert_record
 _USER = re.compile(r"user_(\d+)")
 _RAW = 2000  # characters that are kept of a row's text
 _BROKEN = "broken quoting"
-_AS_TEXT = "If quotes are text in this file, set the source's quoting to false"
+_UNCLOSED = f"{_BROKEN}: unexpected end of data"
+_LONGEST_NUMBER = 20  # digits
+_AS_TEXT = "If quotes are text in this file, set the source's quoting to false, and otherwise to true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +80,14 @@ def read_rows(
         for _ in range(dialect.skipped):
             file.readline()
         header: list[str] | None = None
-        for text in read_texts(file, delimiter, dialect.skipped + 1, quoting=settings.quoting):
-            cells = _split(text, delimiter, quoting=settings.quoting)
+        quoting = settings.quoting is not False
+        for text in read_texts(file, delimiter, dialect.skipped + 1, quoting=quoting):
+            cells = _split(text, delimiter, quoting=quoting)
             if header is None:
                 header = _read_header(path, cells, required, all_columns=all_columns)
             elif isinstance(cells, str):
-                yield from _lines(text, cells) if cells.startswith(_BROKEN) else (_broken(text.line, text.text, cells),)
-            elif (problem := _swallowed(cells, delimiter)) is not None:
+                yield from _lines(text, cells) if cells == _UNCLOSED else (_broken(text.line, text.text, cells),)
+            elif settings.quoting is None and (problem := _swallowed(cells, delimiter)) is not None:
                 yield from _lines(text, problem)
             elif cells:
                 yield _row(text.line, header, cells, _clean(text.text), encoding)
@@ -108,20 +111,25 @@ def _split(text: RowText, delimiter: str, *, quoting: bool) -> list[str] | str:
 def _swallowed(cells: Sequence[str], delimiter: str) -> str | None:
     """Problem of a row that has a quoted cell with whole rows of the table: its quotes are text, as in 15" of a screen.
 
-    That is likely if every line in the middle of the cell has the delimiters of a row, and if these are three lines or
-    more, or if they begin with a number as the row does.
+    That is so if the row begins with a number, and each line of the cell with the next one and as many cells.
     """
-    for cell in cells if len(cells) > 1 else ():
-        inner = [line.split(delimiter) for line in cell.splitlines()[1:-1]]
-        is_numbered = cells[0].isdigit() and all(line[0].isdigit() for line in inner)
-        if inner and all(len(line) == len(cells) for line in inner) and (is_numbered or len(inner) > 2):
-            return f"{_BROKEN}: {len(inner)} rows of the table are in one quoted cell. {_AS_TEXT}"
+    number = cells[0]
+    for cell in cells[1:] if number.isascii() and number.isdigit() and len(number) < _LONGEST_NUMBER else ():
+        lines = [line.split(delimiter) for line in _physical(cell)[1:]]
+        following = [str(int(number) + count) for count in range(1, len(lines) + 1)]
+        if lines and [line[0] for line in lines] == following and {len(line) for line in lines} == {len(cells)}:
+            return f"{_BROKEN}: {len(lines) + 1} rows of the table are in one quoted cell. {_AS_TEXT}"
     return None
+
+
+def _physical(text: str) -> list[str]:
+    """Lines of a text as editors count them. `str.splitlines` also ends one at U+2028."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 
 def _lines(text: RowText, problem: str) -> Iterator[CsvRow]:
     """The lines of a row, each as a row that cannot be read, so that the share of such rows is right."""
-    for number, line in enumerate(text.text.splitlines()):
+    for number, line in enumerate(_physical(text.text)):
         yield _broken(text.line + number, line, problem)
 
 

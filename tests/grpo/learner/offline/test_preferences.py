@@ -78,6 +78,14 @@ def test_text_that_is_no_reply_is_an_error_with_its_place(tmp_path: Path, pair: 
         read_pairs(written(tmp_path, pair))
 
 
+def test_a_reply_to_a_prompt_may_be_a_transcript(tmp_path: Path):
+    """A dialogue that was asked for is a reply."""
+    (pair,) = read_pairs(
+        written(tmp_path, {"prompt": "A dialogue?", "chosen": "User: Hi.\nBot: Hello.", "rejected": "No."})
+    )
+    assert pair.chosen.content == "User: Hi.\nBot: Hello."
+
+
 def test_the_system_prompt_of_a_pair_may_be_next_to_it(tmp_path: Path):
     """As in Orca's pairs. A conversation that begins with a system message keeps its own."""
     pair = {"system": "In German.", "prompt": "Hi.", "chosen": "Hallo.", "rejected": "Hello."}

@@ -146,6 +146,30 @@ def test_a_message_that_is_only_a_picture_is_not_left_out(tmp_path: Path, kind: 
     assert "attachments: content other than text is not read" in record.ignored
 
 
+@pytest.mark.parametrize(
+    ("kind", "ticket"),
+    [
+        ("freshdesk", {**FRESHDESK, "conversations": [*_NOTES, {"incoming": True, "body": "<img src='a.png'>"}]}),
+        ("zendesk", {**ZENDESK, "comments": [*ZENDESK["comments"], {"author_id": 1, "html_body": "<div><IMG></div>"}]}),
+    ],
+)
+def test_a_picture_in_html_is_not_left_out(tmp_path: Path, kind: Any, ticket: dict[str, Any]):
+    """As an editor of a help desk inserts it, without an attachment."""
+    path = tmp_path / "tickets.jsonl"
+    path.write_text(json.dumps(ticket) + "\n", encoding="utf-8")
+    [record] = read_records(HelpDeskSource(kind=kind, path=str(path)))
+    assert record.problem == "content other than text is not read: a message has only attachments"
+
+
+def test_an_agent_in_copy_is_an_agent(tmp_path: Path):
+    """Zendesk lists agents who follow a ticket, too."""
+    path = tmp_path / "tickets.jsonl"
+    ticket = {**ZENDESK, "email_cc_ids": [235323], "collaborator_ids": [235323]}
+    path.write_text(json.dumps(ticket) + "\n", encoding="utf-8")
+    [record] = read_records(HelpDeskSource(kind="zendesk", path=str(path)))
+    assert record.problem is None
+
+
 def test_a_deleted_message_of_chatwoot_is_left_out(tmp_path: Path):
     """Its text was replaced by one that says so."""
     deleted = {"message_type": 0, "content": "This message was deleted", "content_attributes": {"deleted": True}}

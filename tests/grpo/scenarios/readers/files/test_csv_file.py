@@ -102,15 +102,34 @@ def test_rows_in_a_quoted_cell_are_problems(tmp_path: Path) -> None:
     assert (first.data, last.data) == tuple({"id": i, "user_responses": [t]} for i, t in (("1", "Hi."), ("5", "Bye.")))
     assert [record.line for record in broken] == [3, 4, 5]
     assert {record.problem for record in broken} == {
-        "broken quoting: 1 rows of the table are in one quoted cell. If quotes are text in this file, set the source's "
-        "quoting to false"
+        "broken quoting: 3 rows of the table are in one quoted cell. If quotes are text in this file, set the source's "
+        "quoting to false, and otherwise to true"
     }
 
 
-def test_a_table_in_a_quoted_cell_is_text_of_the_cell(tmp_path: Path) -> None:
-    """Two lines with as many commas as the row, which do not begin with a number."""
-    (record,) = records(tmp_path, 'id,user_0\na,"My order:\nlamp,2\nbulb,4\nThanks."\n')
-    assert record.data == {"id": "a", "user_responses": ["My order:\nlamp,2\nbulb,4\nThanks."]}
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        ("a", "My order:\nlamp,2\nbulb,4\nThanks."),
+        ("7", "Please buy:\n1, milk\n2, eggs"),
+        ("1", "Sum the rows:\n1,2\n4,5\nThanks"),
+        ("1", "I live\nin Rome, Italy\nor Oslo, Norway\nor Bonn, Germany\nGreetings"),
+    ],
+)
+def test_a_table_in_a_quoted_cell_is_text_of_the_cell(tmp_path: Path, number: str, text: str) -> None:
+    """Lines with as many commas as the row, which do not go on with its number."""
+    (record,) = records(tmp_path, f'id,user_0\n{number},"{text}"\n')
+    assert record.data == {"id": number, "user_responses": [text]}
+
+
+def test_rows_in_a_quoted_cell_are_text_if_the_settings_say_so(tmp_path: Path) -> None:
+    """`quoting: true` has no doubts. A line separator of Unicode ends no line."""
+    path = tmp_path / "a.tsv"
+    path.write_text(f"id\tuser_0\n{SCREEN}", encoding="utf-8")
+    (record,) = read_csv(path, CsvFormat(quoting=True))
+    assert record.data == {"id": "2", "user_responses": ["Refund now\n3\tWhere is it?\n4\tMy screen has 15"]}
+    broken = records(tmp_path, 'id,user_0\na,Hi.\nb,"Bye.\u2028So.\n')
+    assert [record.line for record in broken] == [2, 3]
 
 
 def test_quotes_are_text_without_quoting(tmp_path: Path) -> None:

@@ -221,15 +221,30 @@ def test_results_that_name_their_tool_belong_to_its_calls(tmp_path: Path, field:
     assert json.loads(demonstration[2].content) == ["noon", 30, "eleven"]
 
 
-def test_a_result_of_a_tool_without_a_call_is_quarantined(tmp_path: Path) -> None:
-    """Unless a single call waits for a result, which may have another name there."""
+def test_names_of_results_count_only_if_all_are_those_of_calls(tmp_path: Path) -> None:
+    """Other names, such as `functions.heat`, leave results in the order of the calls. A second result has no call."""
     agent = {"role": "assistant", "tool_calls": [call("time", city="Rome"), call("heat", city="Rome")]}
-    other, heat = ({"role": "tool", "name": name, "content": "1"} for name in ("wind", "heat"))
-    (read,) = records(tmp_path, {"messages": [ASKED, agent, other, heat, REPLY]})
+
+    def messages(*names: str | None) -> dict[str, Any]:
+        results = [{"role": "tool", "name": name, "content": str(place)} for place, name in enumerate(names)]
+        return {"messages": [ASKED, agent, *results, REPLY]}
+
+    for names in (("functions.time", "functions.heat"), ("functions.heat", "time"), (None, "time")):
+        fields, _ = scenario(tmp_path, messages(*names))
+        assert [entry["result"] for entry in fields["world"]["recorded"]] == [0, 1]
+    (read,) = records(tmp_path, messages("heat", "heat"))
     assert read.problem is not None
-    assert read.problem.startswith("orphaned tool result: message 2, of the tool wind. Calls that wait for one: time")
-    fields, _ = scenario(tmp_path, {"messages": [ASKED, agent, heat, other, REPLY]})
-    assert [entry["result"] for entry in fields["world"]["recorded"]] == [1, 1]
+    assert read.problem.startswith("orphaned tool result: message 3, of the tool heat. Calls that wait for one: time")
+
+
+def test_a_call_in_the_text_with_a_named_result_is_read(tmp_path: Path) -> None:
+    """No call of the message has the name, so that nothing is ordered by it."""
+    path = tmp_path / "demonstrations.jsonl"
+    written = {"role": "assistant", "content": "wind()"}
+    result = {"role": "tool", "name": "wind", "content": "calm"}
+    path.write_text(json.dumps({"messages": [ASKED, written, result, REPLY]}))
+    (demonstration,) = read_demonstrations(WrittenDemonstrations(kind="jsonl", path=str(path)))
+    assert [message.role for message in demonstration] == ["user", "assistant", "tool", "assistant"]
 
 
 def test_a_turn_of_weight_0_is_no_reference(tmp_path: Path) -> None:

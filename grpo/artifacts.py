@@ -40,7 +40,7 @@ class Artifact(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str
-    sha256: str = Field(pattern="^[0-9a-f]{1,64}$")  # it names files, so that it must be no path
+    sha256: str = Field(pattern=r"^[\w-]{1,64}$")  # it names files, so that it must be no path
     kind: str = Field(pattern="^[a-z][a-z0-9_-]*$")
 
 

@@ -41,7 +41,7 @@ class Artifact(BaseModel):
 
     uri: str
     sha256: str = Field(pattern=r"^[\w-]{1,64}$")  # it names files, so that it must be no path
-    kind: str = Field(pattern="^[a-z][a-z0-9_-]*$")
+    kind: str = Field(pattern=r"^\w[\w.-]*$")
 
 
 class NewArtifact:

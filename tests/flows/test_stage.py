@@ -65,6 +65,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "renderer": RendererSettings(kind="python", object="json:JSONDecoder", options={"strict": True}),
             "iteration": 0,
             "samplers": ("earlier",),
+            "keep_parent": True,
             "teacher": _artifact("teacher"),
             "scenarios": _artifact("scenarios"),
             **common,

@@ -153,9 +153,9 @@ def test_shards_go_out_together_and_come_back_in_order(inputs: dict[str, Any], d
             assert run.parameters["sources"] == source_digest()
         by_shard = {decode(rollout, run.parameters["inputs"])["shard"]: run for run in sent}
         for shard in (1, 0):
-            message = _result(inputs["store"], f"of shard {shard}")
+            message = _result(inputs["store"], f"shard-{shard}")
             client.set_flow_run_state(by_shard[shard].id, Completed(message=message), force=True)
-        assert [result.rollout.sha256 for result in end()] == ["of shard 0", "of shard 1"]
+        assert [result.rollout.sha256 for result in end()] == ["shard-0", "shard-1"]
 
 
 def test_a_result_from_elsewhere_is_a_cache_hit_here(inputs: dict[str, Any], deployment: str):

@@ -66,12 +66,7 @@ def end_by_signals() -> None:
 
 
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal: end the process with its exit code, after the `finally` blocks.
-
-    A terminal that closes sends SIGHUP twice, and the second one would interrupt these blocks.
-    """
-    if signum == signal.SIGHUP:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    """Handle a signal: end the process with its exit code, after the `finally` blocks."""
     raise Stopped(128 + signum)
 
 

@@ -78,7 +78,7 @@ class TeacherPrompts:
         self._prompts: dict[tuple[str, bytes], list[int]] = {}
 
     def sequence(self, trajectory: Trajectory, *, stop: int) -> TeacherSequence | None:
-        """What the teacher reads of the first `stop` tokens of a trajectory. None if its scenario has no hint.
+        """Sequence that the teacher reads for the first `stop` tokens. None if the trajectory's scenario has no hint.
 
         Raises `DataError` if the hint cannot be added to the first prompt, or if the sequence is longer than the
         teacher's context.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 COMPILED_BYTES = 24 * 2**20
 """Largest grammar that a server gives to its engine, see `grpo.serving.requests.grammar_process`."""
 _STATES_BYTES = 40 * 2**20
-"""What the states of a grammar may add to it while replies are sampled: measured with numbers of a `multipleOf`."""
+"""Memory that a grammar's lexer states may take while replies are sampled, measured with schemas of `multipleOf`."""
 _KEPT_BYTES = 512 * 2**20
 """Memory of all compiled grammars that are kept. Ordinary ones take less than 1 MiB each."""
 _KEPT = _KEPT_BYTES // (COMPILED_BYTES + _STATES_BYTES)

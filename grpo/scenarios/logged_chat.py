@@ -53,7 +53,7 @@ class LoggedMessage(Message):
     answers: str | None = None
     """Id of the call that a tool's message is the result of."""
     answers_tool: str | None = None
-    """Name of the tool that a result is of. It tells which call the result belongs to if there is no id."""
+    """Name of the tool that returned the result. If the result has no id, the name decides which call it belongs to."""
     name: str | None = field(default=None, compare=False)
     """Name of the speaker, if several share a role."""
     weight: int = field(default=1, compare=False)

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -64,42 +66,40 @@ BUSY = {
 }
 
 
+@contextmanager
+def started(busy: str) -> Iterator[subprocess.Popen[str]]:
+    """A process in a stage that is busy in this way. It is killed after the block."""
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{PROLOGUE}    {BUSY[busy]}\n"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "started\n"
+            yield child
+        finally:
+            child.kill()
+
+
 @pytest.mark.parametrize("busy", BUSY)
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, (130, -2)), (signal.SIGTERM, (143,)), (signal.SIGHUP, (129,))]
 )
 def test_a_signal_ends_a_stage_wherever_it_is(busy: str, signum: signal.Signals, code: tuple[int, ...]):
     """With the exit code of the signal, by an exception or, where none is seen, by the end of the process."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", f"{PROLOGUE}    {BUSY[busy]}\n"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "started\n"
+    with started(busy) as child:
         child.send_signal(signum)
         _, error = child.communicate(timeout=240)
-    finally:
-        child.kill()
     assert child.returncode in code, error
 
 
 def test_a_blocked_stage_is_ended_also_if_nobody_reads_its_errors():
     """As after its terminal has closed: the last words cannot be written."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", f"{PROLOGUE}    {BUSY['in code that catches everything']}\n"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert child.stdout is not None
+    with started("in code that catches everything") as child:
         assert child.stderr is not None
-        assert child.stdout.readline() == "started\n"
         child.stderr.close()
         child.send_signal(signal.SIGHUP)
         assert child.wait(timeout=240) == 129
-    finally:
-        child.kill()
-        child.stdout.close()
 
 
 def test_a_command_under_nohup_goes_on_when_its_terminal_closes():

@@ -20,7 +20,7 @@ def read_lines(path: Path, parse: Callable[[Any, str], T], *, noun: str, form: s
     """
     try:
         if not path.is_file():
-            fault = "it is no regular file" if path.exists() else "there is no such file"
+            fault = "it is not a regular file" if path.exists() else "the file does not exist"
             raise DataError(f"{path} cannot be read: {fault}. Correct {setting}")
         for record in read_jsonl(path):
             place = f"{path}, line {record.line}"

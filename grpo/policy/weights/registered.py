@@ -69,11 +69,13 @@ _KIND = "version"
 
 
 def claimed_checkpoint(uri: str, sha256: str) -> Artifact:
-    """The checkpoint that somebody's tags name. Raises `ArtifactError` if they name none."""
+    """Checkpoint that the tags of an unverified version name. Raises `ArtifactError` if a tag is invalid."""
     try:
         return Artifact(uri=uri, sha256=sha256, kind="checkpoint")
     except ValidationError as error:
-        raise ArtifactError(f"{printable(uri)} is no checkpoint: {printable(sha256)[:80]!r} is no sha256") from error
+        raise ArtifactError(
+            f"{printable(uri)} is not a checkpoint: its sha256 {printable(sha256)[:80]!r} is invalid"
+        ) from error
 
 
 class ModelVersion(Document):

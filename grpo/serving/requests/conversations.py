@@ -386,7 +386,7 @@ def busy_error(message: str) -> APIError:
 
 
 def _check_user(before: AnsweredTurn, user: str | None) -> None:
-    """Raise `APIError` for another user, who would read the user's words, and whose erasure would delete them."""
+    """Raise `APIError` if a request names another user, because that user would read this user's messages."""
     if None not in (user, before.user) and user != before.user:
         raise invalid_request("the conversation is of another user. Start another one", param="user")
 

@@ -83,7 +83,7 @@ class TokenStream:
         return self._logprobs(self.tokens[first : self._taken])
 
     def logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Log-probabilities of all tokens but those that end the turn, which are no part of the reply."""
+        """Log-probabilities of all tokens except the stop token, because it is not part of the reply."""
         return self._logprobs(self.tokens)
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> tuple[TokenLogprob, ...]:

@@ -97,16 +97,25 @@ def _drawn(policy: TransformersPolicy, prompt: Sequence[int], *, seed: int, toke
 
 
 class _Failing:
-    """Hook by which some of the model's forward passes fail, counted while a file is there."""
+    """Hook by which some of the model's forward passes fail, counted while a file is there.
+
+    While a second file is there, a pass waits, so that a test can submit several turns before the next pass.
+    """
 
     def __init__(self, switch: Path, passes: set[int]) -> None:
         self.switch, self.passes, self.count = switch, passes, -1
 
     def __call__(self, *args: object) -> None:
+        until("the pass may run", lambda: not _hold(self.switch).exists(), patience_s=60, every_s=0.01)
         if self.switch.exists():
             self.count += 1
             if self.count in self.passes:
                 raise RuntimeError("no memory")
+
+
+def _hold(switch: Path) -> Path:
+    """File that holds up the passes of `_Failing`."""
+    return switch.with_name("hold")
 
 
 @pytest.fixture
@@ -261,7 +270,11 @@ def test_a_failed_forward_pass_ends_the_turns_in_it_and_no_later_ones(fragile: t
         async with _engine(policy, concurrency=2) as engine:
             first = await _request(engine, SYSTEM, tokens=3)
             switch.touch()
-            turns = [_request(engine, [*SYSTEM[:20], 150 + k], seed=k, tokens=9) for k in range(3)]
+            _hold(switch).touch()
+            prompts = [[*SYSTEM[:20], 150 + k] for k in range(3)]
+            turns = [asyncio.create_task(_request(engine, ids, seed=k, tokens=9)) for k, ids in enumerate(prompts)]
+            await asyncio.sleep(0)  # each turn has been sent to the process, which is in its first pass
+            _hold(switch).unlink()
             failures = await asyncio.gather(*turns, return_exceptions=True)
             later = await _request(engine, [*SYSTEM, *first.token_ids, 9], seed=5)
             await _until_idle(engine)

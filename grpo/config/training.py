@@ -118,6 +118,12 @@ class TrainingSettings(Settings):
     """Decay of the learning rate over the iterations of the run."""
     groups_per_step: Annotated[int | None, _OFF_POLICY, _NOT_TRL] = Field(default=None, ge=1)
     """Informative groups (their rewards differ) per optimizer step. None takes the whole rollout in one step."""
+    num_mini_batches: Annotated[int | None, IgnoredWhen("groups_per_step"), _OFF_POLICY, _NOT_DPO, _NOT_TRL] = Field(
+        default=None, ge=1
+    )
+    """Optimizer steps per pass over a rollout. Its episodes are shuffled and split into this many minibatches, so that
+    each has episodes of most groups. With groups_per_step a minibatch has whole groups, and their number differs from
+    rollout to rollout."""
     epochs: Annotated[int, _OFF_POLICY] = Field(default=1, ge=1)
     """Passes over each rollout."""
     clip_low: Annotated[float | None, _CLIPPED_BELOW] = Field(default=None, gt=0)

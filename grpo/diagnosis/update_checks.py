@@ -165,7 +165,8 @@ def clipping(evidence: RunEvidence) -> Diagnosis | None:
         certainty="likely",
         measured=f"{fmean(shares):.1%} of the tokens have a clipped importance ratio (bound {CLIPPED:.0%})",
         meaning="A clipped token has no gradient: the later steps on a rollout repeat what the first has done.",
-        change=f"set {setting.replace('=', ' to ')}, or raise training.groups_per_step for fewer steps per rollout",
+        change=f"set {setting.replace('=', ' to ')}, or take fewer steps per rollout: raise training.groups_per_step "
+        "or lower training.num_mini_batches",
         command=evidence.train(setting),
     )
 

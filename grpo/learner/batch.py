@@ -240,13 +240,20 @@ def _check(
 
 
 def make_minibatches(
-    groups: Sequence[tuple[Sample, ...]], *, groups_per_step: int | None, rng: np.random.Generator
+    groups: Sequence[tuple[Sample, ...]], settings: TrainingSettings, *, rng: np.random.Generator
 ) -> list[list[Sample]]:
-    """Minibatches of whole shuffled groups, one per optimizer step, with up to `groups_per_step` of them that count.
+    """Minibatches of shuffled samples, one per optimizer step, see `num_mini_batches` and `groups_per_step`.
 
-    Groups that are informative or have a teacher count. There are as few minibatches as possible. Groups with only a KL
-    or entropy gradient are spread over them.
+    With `num_mini_batches` there are as many, or one per sample if there are fewer samples. Otherwise minibatches have
+    whole groups, up to `groups_per_step` of them that count, and there are as few as possible. Groups that are
+    informative or have a teacher count. Groups with only a KL or entropy gradient are spread over the minibatches.
     """
+    if settings.num_mini_batches is not None:
+        samples = [sample for members in groups for sample in members]
+        order = rng.permutation(len(samples))
+        parts = np.array_split(order, min(settings.num_mini_batches, len(samples)))
+        return [[samples[index] for index in part] for part in parts]
+    groups_per_step = settings.groups_per_step
     counted = [members for members in groups if _is_informative(members) or _is_taught(members)]
     others = [members for members in groups if not (_is_informative(members) or _is_taught(members))]
     count = math.ceil(len(counted) / groups_per_step) if groups_per_step else 1

@@ -20,18 +20,20 @@ Metrics = list[dict[str, float]]
 
 
 def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: int) -> tuple[Metrics, float]:
-    """Train on the rollout once per epoch, in steps of whole groups; returns metrics and the mismatch KL."""
+    """Train on the rollout once per epoch, in steps of one minibatch; returns metrics and the mismatch KL."""
     settings = learner.settings
     rng = np.random.default_rng([seed, iteration])
     mismatch = 0.0
-    only_step = settings.epochs == 1 and (settings.groups_per_step or len(batch.groups)) >= len(batch.groups)
+    only_step = (
+        settings.epochs == 1
+        and settings.num_mini_batches in (None, 1)
+        and (settings.groups_per_step or len(batch.groups)) >= len(batch.groups)
+    )
     if settings.importance_sampling_cap is not None and not only_step:
         samples, mismatch = _off_policy(learner, batch.samples)
         batch = batch.with_samples(samples)
     minibatches = [
-        minibatch
-        for _ in range(settings.epochs)
-        for minibatch in make_minibatches(batch.groups, groups_per_step=settings.groups_per_step, rng=rng)
+        minibatch for _ in range(settings.epochs) for minibatch in make_minibatches(batch.groups, settings, rng=rng)
     ]
     denominators = Denominators(
         sequences=batch.sample_count * settings.epochs / len(minibatches),

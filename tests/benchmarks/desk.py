@@ -41,9 +41,7 @@ def step_samples(policy: TransformersPolicy, config: PipelineConfig) -> list[Sam
     played = play_desk(policy, config, scenarios=SCENARIOS, group_size=SIBLINGS)
     scored = list(score(played, make_composite_reward(config.reward)))
     batch = build_batch(group(scored), config.training, policy_hash=policy.hash)
-    return make_minibatches(
-        batch.groups, groups_per_step=config.training.groups_per_step, rng=np.random.default_rng(0)
-    )[0]
+    return make_minibatches(batch.groups, config.training, rng=np.random.default_rng(0))[0]
 
 
 def heldout_success(policy: TransformersPolicy, config: PipelineConfig, heldout: Sequence[Scenario]) -> float:

@@ -105,9 +105,7 @@ def _batches(
     batch = build_batch(
         group(list(score(played, make_composite_reward(config.reward)))), config.training, policy_hash=policy.hash
     )
-    steps = make_minibatches(
-        batch.groups, groups_per_step=config.training.groups_per_step, rng=np.random.default_rng(0)
-    )
+    steps = make_minibatches(batch.groups, config.training, rng=np.random.default_rng(0))
     return [tuple(step) for step in steps]
 
 

@@ -142,7 +142,8 @@ def trl_curve(
 
 def steps(config: PipelineConfig) -> int:
     """Optimizer steps per iteration."""
-    return config.rollout.scenarios // (config.training.groups_per_step or config.rollout.scenarios)
+    groups, training = config.rollout.scenarios, config.training
+    return training.num_mini_batches or groups // (training.groups_per_step or groups)
 
 
 def _arguments(race: Race, folder: str, device: torch.device) -> GRPOConfig:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_log_probabilities_that_are_not_finite_are_refused():
 def test_minibatches_keep_groups_whole():
     """5 groups, at most 3 a minibatch: minibatches of 3 and 2 groups, every sample once."""
     groups = [(make_sample(1, f"{k}a"), make_sample(1, f"{k}b")) for k in range(5)]
-    minibatches = make_minibatches(groups, groups_per_step=3, rng=np.random.default_rng(0))
+    minibatches = make_minibatches(groups, TrainingSettings(groups_per_step=3), rng=np.random.default_rng(0))
     assert sorted(len(minibatch) for minibatch in minibatches) == [4, 6]
     assert sorted(s.place for minibatch in minibatches for s in minibatch) == sorted(s.place for g in groups for s in g)
     for minibatch in minibatches:
@@ -174,8 +175,29 @@ def test_minibatches_keep_groups_whole():
 
 def test_few_groups_make_one_minibatch():
     """One group where eight fit, or no limit: one step."""
-    assert len(make_minibatches([(make_sample(1),)], groups_per_step=8, rng=np.random.default_rng(0))) == 1
-    assert len(make_minibatches([(make_sample(1),)] * 20, groups_per_step=None, rng=np.random.default_rng(0))) == 1
+    for count, groups_per_step in ((1, 8), (20, None)):
+        settings = TrainingSettings(groups_per_step=groups_per_step)
+        assert len(make_minibatches([(make_sample(1),)] * count, settings, rng=np.random.default_rng(0))) == 1
+
+
+def test_a_number_of_minibatches_splits_the_shuffled_episodes():
+    """5 groups of 2 in 4 minibatches: 3, 3, 2 and 2 samples, every sample once, and siblings are apart in some."""
+    groups = [(make_sample(1, f"{k}a"), make_sample(1, f"{k}b")) for k in range(5)]
+    minibatches = make_minibatches(groups, TrainingSettings(num_mini_batches=4), rng=np.random.default_rng(0))
+    assert [len(minibatch) for minibatch in minibatches] == [3, 3, 2, 2]
+    places = [[sample.place for sample in minibatch] for minibatch in minibatches]
+    assert sorted(place for own in places for place in own) == [f"{k}{sibling}" for k in range(5) for sibling in "ab"]
+    assert any({place[0] for place in own} & {place[0] for place in other} for own, other in pairwise(places))
+    again = make_minibatches(groups, TrainingSettings(num_mini_batches=4), rng=np.random.default_rng(0))
+    assert [[sample.place for sample in minibatch] for minibatch in again] == places
+
+
+def test_no_minibatch_is_empty():
+    """Eight minibatches of three samples: three."""
+    minibatches = make_minibatches(
+        [tuple(make_sample(1) for _ in range(3))], TrainingSettings(num_mini_batches=8), rng=np.random.default_rng(0)
+    )
+    assert [len(minibatch) for minibatch in minibatches] == [1, 1, 1]
 
 
 def _advantages(rewards: list[list[float | None]], **settings: object) -> list[list[float]]:

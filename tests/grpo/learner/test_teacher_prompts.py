@@ -135,7 +135,7 @@ def test_equal_rewards_are_no_obstacle_under_a_teacher(renderer: Renderer, tiny_
     batch = build_batch(groups, settings, policy_hash="p", teacher=prompts)
     assert batch.informative == 0
     assert [sample.teacher is not None for sample in batch.samples] == [True] * 4
-    steps = make_minibatches(batch.groups, groups_per_step=1, rng=np.random.default_rng(0))
+    steps = make_minibatches(batch.groups, TrainingSettings(groups_per_step=1), rng=np.random.default_rng(0))
     assert [len(step) for step in steps] == [2, 2]
 
 

@@ -162,7 +162,9 @@ def _parse(record: Any, place: str) -> tuple[Message, ...]:
     """Parse a conversation in OpenAI's format. `tools` is not read, because the prompt has the environment's tools."""
     record = without_filled_nulls(record)
     left_out(RECORD, record, "record", "")
-    labels = {name: value for name, value in record.items() if not isinstance(value, int) or isinstance(value, bool)}
+    label = record.get("label")
+    is_class = isinstance(label, int | float) and not isinstance(label, bool)  # 0 may be the name of a class
+    labels = {name: value for name, value in record.items() if name != "label" or not is_class}
     if undesired := [name for name, desired in labels_of(labels, ChatColumns()).items() if not desired]:
         raise DataError(f"{undesired[0]} says that its reply is not desired. Leave the conversation out")
     logged = parse_messages(record["messages"])

@@ -56,7 +56,7 @@ def is_api_error(error: BaseException) -> bool:
     return isinstance(error, APIError)
 
 
-def invalid_request(message: str, *, param: str | None = None, code: str | None = None) -> APIError:
+def invalid_request(message: str, *, param: str | None = None, code: str = "invalid_value") -> APIError:
     """400 for a request that cannot be served, with the name of the parameter if there is one."""
     return APIError(400, message, param=param, code=code)
 
@@ -92,7 +92,7 @@ def error_response(error: APIError) -> Response:
 def validation_error(errors: Sequence[Mapping[str, Any]]) -> APIError:
     """400 for the first fault that pydantic reports in a request, with the path of its parameter.
 
-    `{"loc": ("body", "messages", 0, "role"), "msg": "Field required", "type": "missing"}` → param `messages.0.role`
+    `{"loc": ("body", "messages", 0, "role"), "msg": "Field required", "type": "missing"}` → param `messages[0].role`
 
     Tags of unions are not part of the path. A `Fault` of an object adds the name of its field.
     """
@@ -101,12 +101,17 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> APIError:
     if kind == "json_invalid":
         return invalid_request("the body is not valid JSON", code="invalid_json")
     fault = (first.get("ctx") or {}).get("error")
-    path = [str(part)[:_NAME_SHOWN] for part in first["loc"][1:]] + ([fault.param] if isinstance(fault, Fault) else [])
-    param = ".".join(part for part in path if not part.startswith(TAG)) or None
+    path = [*first["loc"][1:], *([fault.param] if isinstance(fault, Fault) else [])]
+    param = "".join(_step(part) for part in path if not str(part).startswith(TAG)).removeprefix(".") or None
     code = _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "extra_forbidden":
         message = "unknown parameter"
     return invalid_request(message if param is None else f"{param}: {message}", param=param, code=code)
+
+
+def _step(part: int | str) -> str:
+    """A part of a parameter's path: the place in a list, or the name of a field."""
+    return f"[{part}]" if isinstance(part, int) else f".{part[:_NAME_SHOWN]}"
 
 
 def install_error_handlers(app: FastAPI) -> None:

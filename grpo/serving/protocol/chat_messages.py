@@ -97,8 +97,13 @@ def to_messages(parts: Sequence[ChatMessage], open_calls: Sequence[str] = ()) ->
     reader, front = _read(parts, open_calls)
     if front == len(parts):
         raise invalid_request("there is no user message. Add a message with role user", param="messages")
-    if reader.calls or reader.messages[-1].role == "assistant":
-        message = "the last message is one of the user or the system, or the result of a call"
+    if reader.calls:
+        raise invalid_request("the last calls do not have all of their results", param="messages")
+    if reader.messages[-1].role == "assistant":
+        message = (
+            "the last message is the assistant's, and this server does not continue a reply that the request begins "
+            "(prefill). End the messages with one of the user or the system, or with the result of a call"
+        )
         raise invalid_request(message, param="messages")
     return tuple(reader.messages)
 
@@ -196,4 +201,4 @@ class _Values:
         self._count += count
         if self._count > VALUES:
             message = f"{place}: arguments and results have more than {VALUES} values in all. Send fewer"
-            raise invalid_request(message, param=place, code="invalid_value")
+            raise invalid_request(message, param=place)

@@ -19,7 +19,7 @@ class CompletionRequest(SamplingRequest):
 
     stream: Literal[False] = False
     prompt: str | Annotated[list[TokenId], Field(fail_fast=True)]
-    """Text, or token ids."""
+    """Text, or token ids. A list with one of them is read as this one."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Number of likeliest tokens to return with each token, with their log-probabilities."""
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
@@ -42,6 +42,8 @@ class CompletionRequest(SamplingRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _is_one_prompt(cls, value: Any) -> Any:
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+            value = value[0]
         if isinstance(value, list):
             if not 1 <= len(value) <= MOST_PROMPT_TOKENS:
                 raise ValueError(f"a prompt has 1 to {MOST_PROMPT_TOKENS} tokens")

@@ -109,7 +109,7 @@ def _allowed(request: ChatRequest, tools: Sequence[Tool]) -> frozenset[str]:
     names = request.allowed_names
     if unknown := [name for name in names or () if name not in known]:
         message = f"tool_choice names {unknown[0]}, and the tools are {', '.join(sorted(known)) or 'none'}"
-        raise invalid_request(message, param="tool_choice", code="invalid_value")
+        raise invalid_request(message, param="tool_choice")
     if request.must_call and not known:
         raise invalid_request("tool_choice requires a call, but the request has no tools", param="tool_choice")
     return frozenset(known if names is None else names)
@@ -159,7 +159,7 @@ def _check_sizes(schemas: Sequence[Mapping[str, Any]], param: str) -> None:
             f"the schemas have {characters} characters and {values} values. A reply is constrained by "
             f"{SCHEMA_CHARACTERS} and {SCHEMA_VALUES} at most"
         )
-        raise invalid_request(message, param=param, code="invalid_value")
+        raise invalid_request(message, param=param)
 
 
 class Constraints:

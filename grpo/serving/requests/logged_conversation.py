@@ -64,7 +64,7 @@ class LogRequest(BoundedFields):
     def to_conversation(self, *, now: datetime) -> LoggedConversation:
         """Conversation for the log. Raises `APIError` 400 if its messages or its time cannot be logged."""
         if self.time is not None and (fault := time_fault(self.time, now=now)) is not None:
-            raise invalid_request(f"time is {fault}", param="time", code="invalid_value")
+            raise invalid_request(f"time is {fault}", param="time")
         return LoggedConversation(
             id=self.id,
             time=now if self.time is None else self.time,

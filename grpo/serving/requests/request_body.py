@@ -85,7 +85,7 @@ def validated(kind: type[SmallT], body: dict[str, Any]) -> SmallT:
 def _named(invalid: ValidationError) -> APIError:
     """Error for the first fault, with the path of its parameter. If there are too many faults, none is described."""
     if (count := invalid.error_count()) > FAULTS:
-        return invalid_request(f"the body has {count} faults, too many to describe one", code="invalid_value")
+        return invalid_request(f"the body has {count} faults, too many to describe one")
     fault = invalid.errors(include_url=False, include_input=False)[0]
     return validation_error([{**fault, "loc": ("body", *fault["loc"])}])
 

@@ -99,7 +99,7 @@ def _render(version: ServedVersion, request: CompletionRequest) -> _RenderedProm
         for name, tokens in (("prompt", ids), ("stop_token_ids", request.stop_token_ids or [0])):
             if max(tokens) >= len(tokenizer):
                 text = f"{name} has token {max(tokens)}. The model has tokens 0 to {len(tokenizer) - 1}"
-                raise invalid_request(text, param=name, code="invalid_value")
+                raise invalid_request(text, param=name)
         if len(ids) >= version.max_context:
             text = f"the prompt has {len(ids)} tokens, but the context has {version.max_context}"
             raise invalid_request(text, param="prompt", code="context_length_exceeded")

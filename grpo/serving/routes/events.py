@@ -80,7 +80,7 @@ async def _answer(frame: str | None, caller: Caller, waiting: WaitingFrames) -> 
     try:
         message = parse_frame(frame)
         if message.get("type") != "ping":
-            raise invalid_request('the frame is not {"type": "ping"}', param="type", code="invalid_value")
+            raise invalid_request('the frame is not {"type": "ping"}', param="type")
     except APIError as error:
         waiting.end_first(error.status)
         yield error_text(error)

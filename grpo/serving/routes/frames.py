@@ -211,7 +211,7 @@ def parse_frame(frame: str | None) -> dict[str, Any]:
     if frame is None:
         raise invalid_request("the frame is binary. Send JSON as text", code="invalid_json")
     if len(frame) > AT_ONCE:
-        raise invalid_request(f"the frame has more than {AT_ONCE} characters", code="invalid_value")
+        raise invalid_request(f"the frame has more than {AT_ONCE} characters")
     if not encodable(frame):
         raise invalid_request("the frame holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text")
     return parse_object(frame.encode())

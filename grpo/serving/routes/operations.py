@@ -146,7 +146,7 @@ def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | 
         slots = service.versions.settings.concurrency
         if body.concurrency is not None and body.concurrency > slots:
             message = f"concurrency {body.concurrency}: the server was started with engine.concurrency {slots}"
-            raise invalid_request(message, param="concurrency", code="invalid_value")
+            raise invalid_request(message, param="concurrency")
         pool: dict[str, Any] = {}
         if body.work_pool is not None:
             limit = await _present(orchestrator).scale(body.work_pool.name, body.work_pool.concurrency_limit)

@@ -449,17 +449,27 @@ def test_a_model_whose_versions_were_all_deleted_cannot_be_rolled_back(registry:
 
 
 def test_a_missing_champion_has_three_remedies(registry: Registry):
-    """Each with its command or setting."""
-    put_version(registry, "lost", "a", against="base")
+    """Each with its command or setting. A rollback is none if no other version was ever in service."""
+    for content in "ab":
+        put_version(registry, "lost", content, against="base")
+    remedies = (
+        "`grpo promote models:/lost/N --reason WHY --force` promotes another one, "
+        "and another registry.model_name starts without a champion"
+    )
     registry.promotions("lost").promote(1, reason="gates", by=ANNA)
     registry.client.delete_model_version("lost", "1")
     with pytest.raises(RegistryError) as refusal:
         registry.champion("lost")
+    assert (
+        str(refusal.value) == f"model lost had a champion and has none now, because the version was deleted. {remedies}"
+    )
+    registry.promotions("lost").promote(2, reason="gates", by=ANNA, force=True)
+    registry.client.delete_model_version("lost", "2")
+    with pytest.raises(RegistryError) as refusal:
+        registry.champion("lost")
     assert str(refusal.value) == (
         "model lost had a champion and has none now, because the version was deleted. "
-        "`grpo rollback models:/lost@champion --reason WHY` restores the version before it, "
-        "`grpo promote models:/lost/N --reason WHY --force` promotes another one, "
-        "and another registry.model_name starts without a champion"
+        f"`grpo rollback models:/lost@champion --reason WHY` restores the version before it, {remedies}"
     )
 
 

@@ -71,11 +71,11 @@ def _error(body: Any) -> tuple[int, dict[str, Any]]:
     [
         ({}, "messages", "missing_required_parameter", "messages: Field required"),
         ({"messages": [], "top_q": 1}, "top_q", "unknown_parameter", "top_q: unknown parameter"),
-        ({"messages": [{}]}, "messages.0.role", "missing_required_parameter", "messages.0.role: Field required"),
+        ({"messages": [{}]}, "messages[0].role", "missing_required_parameter", "messages[0].role: Field required"),
         ({"messages": 7}, "messages", "invalid_type", "messages: Input should be a valid list"),
         (
             {"messages": [{"role": "a", "temperature": 3}]},
-            "messages.0.temperature",
+            "messages[0].temperature",
             "invalid_value",
             "less than or equ",
         ),

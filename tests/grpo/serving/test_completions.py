@@ -122,7 +122,8 @@ def test_each_parameter_of_a_completion_has_its_effect(server: ChatServer, rende
     assert named is not None
     assert named.tokens == [f"token_id:{token}" for token in tokens]
     assert {len(top) for top in named.top_logprobs or ()} <= {3, 4}
-    assert complete(prompt=decode(ids), max_tokens=12).choices[0].text == complete(max_tokens=12).choices[0].text
+    for same in (decode(ids), [decode(ids)], [ids]):
+        assert complete(prompt=same, max_tokens=12).choices[0].text == complete(max_tokens=12).choices[0].text
     short = complete(max_tokens=2)
     assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 2)  # type: ignore[union-attr]
     word = decode(tokens[3:5])
@@ -154,6 +155,7 @@ def test_each_parameter_of_a_completion_has_its_effect(server: ChatServer, rende
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": [[1], [2]]}, "prompt"),
         ({"prompt": []}, "prompt"),
+        ({"prompt": [["a"]]}, "prompt"),
         ({"prompt": 7}, "prompt"),
         ({"prompt": [10**6]}, "prompt"),
         ({"prompt": [1] * 100_000}, "prompt"),

@@ -113,7 +113,7 @@ def test_the_route_needs_its_scope_and_outcomes_need_theirs(server: ChatServer):
     [
         ({"messages": [QUESTION]}, None, "messages"),
         ({"messages": MESSAGES[:4]}, None, "messages"),
-        ({"messages": [{"role": "boss", "content": "Hi."}]}, "invalid_value", "messages.0.role"),
+        ({"messages": [{"role": "boss", "content": "Hi."}]}, "invalid_value", "messages[0].role"),
         ({"messages": []}, "invalid_value", "messages"),
         ({"time": "9000-01-01T00:00:00Z"}, "invalid_value", "time"),
         ({"time": "2021-11-20T12:00:00"}, "invalid_value", "time"),
@@ -125,7 +125,7 @@ def test_the_route_needs_its_scope_and_outcomes_need_theirs(server: ChatServer):
         ({"domain": "moon"}, "invalid_value", "domain"),
         ({"stars": 5}, "unknown_parameter", "stars"),
         ({"world": {"orders": "x" * 70_000}}, "invalid_value", "world"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_value", "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name"),
     ],
     ids=str,
 )

@@ -187,12 +187,12 @@ def test_a_reply_comes_back_whole_in_every_way_that_clients_append_it():
 @pytest.mark.parametrize(
     ("part", "param"),
     [
-        ({"type": "image_url", "image_url": {"url": "x"}}, "messages.0.content.0.type"),
-        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "messages.0.content.0.type"),
-        ({"type": "file", "file": {"file_id": "x"}}, "messages.0.content.0.type"),
-        ({"type": "text"}, "messages.0.content.0.text"),
-        ({"type": "text", "text": 5}, "messages.0.content.0.text"),
-        ({"type": "text", "text": "x", "colour": "red"}, "messages.0.content.0.colour"),
+        ({"type": "image_url", "image_url": {"url": "x"}}, "messages[0].content[0].type"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "messages[0].content[0].type"),
+        ({"type": "file", "file": {"file_id": "x"}}, "messages[0].content[0].type"),
+        ({"type": "text"}, "messages[0].content[0].text"),
+        ({"type": "text", "text": 5}, "messages[0].content[0].text"),
+        ({"type": "text", "text": "x", "colour": "red"}, "messages[0].content[0].colour"),
     ],
 )
 def test_a_fault_of_a_part_names_its_own_branch(part: dict[str, Any], param: str):
@@ -214,13 +214,13 @@ def test_a_fault_of_a_part_names_its_own_branch(part: dict[str, Any], param: str
         ),
         ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
         ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-        ({"messages": [{"role": "function", "name": "f", "content": "5"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "function", "name": "f", "content": "5"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]},
-            "messages.0.function_call",
+            "messages[0].function_call",
         ),
         ({"colour": "red"}, "colour"),
         ({"stop": 5}, "stop"),

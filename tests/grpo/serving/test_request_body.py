@@ -49,18 +49,18 @@ def tools_with(**function: Any) -> dict[str, Any]:
 
 TEXT = {"type": "text", "text": ""}
 GENERATING: dict[str, tuple[dict[str, Any], str]] = {
-    "content of numbers": (chat_with(content=[1] * 99_000), "messages.0.content"),
+    "content of numbers": (chat_with(content=[1] * 99_000), "messages[0].content"),
     "messages of bad parts": (
         {**CHAT, "messages": [{"role": "user", "content": [{"type": "x"}] * 40}] * 1_100},
-        "messages.0.content",
+        "messages[0].content",
     ),
     "messages that are numbers": ({**CHAT, "messages": [1] * 99_000}, "messages"),
-    "good parts": (chat_with(content=[TEXT] * 30_000), "messages.0.content"),
-    "calls that are numbers": (chat_with(tool_calls=[1] * 99_000), "messages.0.tool_calls"),
+    "good parts": (chat_with(content=[TEXT] * 30_000), "messages[0].content"),
+    "calls that are numbers": (chat_with(tool_calls=[1] * 99_000), "messages[0].tool_calls"),
     "unknown fields": ({**CHAT, **fields(95_000)}, "x0"),
-    "unknown fields of a message": (chat_with(content="Hello", **fields(95_000)), "messages.0.x0"),
-    "unknown fields of a part": (chat_with(content=[{**TEXT, **fields(95_000)}]), "messages.0.content"),
-    "unknown fields of tools": (tools_with(**fields(700)), "tools.0.function.x0"),
+    "unknown fields of a message": (chat_with(content="Hello", **fields(95_000)), "messages[0].x0"),
+    "unknown fields of a part": (chat_with(content=[{**TEXT, **fields(95_000)}]), "messages[0].content"),
+    "unknown fields of tools": (tools_with(**fields(700)), "tools[0].function.x0"),
     "tools that are numbers": ({**CHAT, "tools": [1] * 99_000}, "tools"),
     "unknown fields of options": ({**CHAT, "stream": True, "stream_options": fields(95_000)}, "stream_options.x0"),
     "unknown fields of a format": ({**CHAT, "response_format": fields(95_000)}, "response_format"),
@@ -81,14 +81,14 @@ TOO_MANY, TOO_DEEP = f"A request has {SMALL_VALUES} at most", "brackets within e
 DEEP: list[Any] = reduce(lambda inner, _: [inner], range(800), [])
 SMALL: dict[str, tuple[str, dict[str, Any], str]] = {
     "expected calls": ("/v1/feedback", {**FEEDBACK, "expected": {"calls": [1] * 120_000}}, TOO_MANY),
-    "few bad calls": ("/v1/feedback", {**FEEDBACK, "expected": {"calls": [1] * 4_000}}, "expected.calls.0: "),
+    "few bad calls": ("/v1/feedback", {**FEEDBACK, "expected": {"calls": [1] * 4_000}}, "expected.calls[0]: "),
     "bad expectation": ("/v1/feedback", {**FEEDBACK, "expected": fields(4_000)}, "4000 faults, too many to"),
-    "bad responses": ("/v1/feedback", {**FEEDBACK, "expected": {"responses": [1] * 100}}, "expected.responses.0: "),
+    "bad responses": ("/v1/feedback", {**FEEDBACK, "expected": {"responses": [1] * 100}}, "expected.responses[0]: "),
     "world": ("/v1/feedback", {**FEEDBACK, "world": {"a": [[]] * 85_000}}, TOO_MANY),
     "deep world": ("/v1/feedback", {**FEEDBACK, "world": {"a": DEEP}}, TOO_DEEP),
     "unknown fields": ("/v1/feedback", {**FEEDBACK, "rating": 1, **fields(24_000)}, TOO_MANY),
     "some unknown fields": ("/v1/feedback", {**FEEDBACK, "rating": 1, **fields(4_000)}, "x0: unknown parameter"),
-    "messages of a log": ("/v1/log", {"id": "a", "model": "m", "messages": [1] * 4_000}, "messages.0"),
+    "messages of a log": ("/v1/log", {"id": "a", "model": "m", "messages": [1] * 4_000}, "messages[0]"),
     "unknown fields of a log": ("/v1/log", {"id": "a", **fields(4_000)}, "x0: unknown parameter"),
     "corrected calls": ("/v1/feedback", {**FEEDBACK, "correction": {"tool_calls": [1] * 4_000}}, "correction"),
     "unknown fields of train": ("/v1/train", {**TRAIN, **fields(24_000)}, TOO_MANY),

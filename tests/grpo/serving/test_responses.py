@@ -96,14 +96,14 @@ def test_events_of_a_stream_add_up_to_the_response(server: ChatServer):
     ("fields", "status", "param"),
     [
         ({"background": True}, 400, "background"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input.0"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0]"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             400,
-            "input.0.content.0.type",
+            "input[0].content[0].type",
         ),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, 400, "input"),
-        ({"tools": [{"type": "web_search", "name": "x"}]}, 400, "tools.0.type"),
+        ({"tools": [{"type": "web_search", "name": "x"}]}, 400, "tools[0].type"),
         ({"previous_response_id": "resp_unknown"}, 404, "previous_response_id"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, 400, "text.format"),
         ({"max_output_tokens": 5000}, 400, "max_output_tokens"),

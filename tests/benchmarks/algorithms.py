@@ -149,6 +149,7 @@ TASKS = {
             PLAIN: {},
             "steps of 4 groups": {"training": {"groups_per_step": 4}},
             "steps of 2 groups": {"training": {"groups_per_step": 2}},
+            "4 minibatches": {"training": {"groups_per_step": None, "num_mini_batches": 4}},
             "two passes": {"training": {"epochs": 2}},
             "two passes, steps of 4 groups": {"training": {"epochs": 2, "groups_per_step": 4}},
             "credit by state": {"training": {"credit_assignment": "state"}},

@@ -121,9 +121,9 @@ class TrainingSettings(Settings):
     num_mini_batches: Annotated[int | None, IgnoredWhen("groups_per_step"), _OFF_POLICY, _NOT_DPO, _NOT_TRL] = Field(
         default=None, ge=1
     )
-    """Optimizer steps per pass over a rollout. Its episodes are shuffled and split into this many minibatches, so that
-    each has episodes of most groups. With groups_per_step a minibatch has whole groups, and their number differs from
-    rollout to rollout."""
+    """Optimizer steps per pass over a rollout, instead of groups_per_step. The episodes that have a gradient are
+    shuffled and split into this many minibatches, or into one per episode if there are fewer. With groups_per_step a
+    minibatch has whole groups, so that it has fewer prompts and is computed faster."""
     epochs: Annotated[int, _OFF_POLICY] = Field(default=1, ge=1)
     """Passes over each rollout."""
     clip_low: Annotated[float | None, _CLIPPED_BELOW] = Field(default=None, gt=0)

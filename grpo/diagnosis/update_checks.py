@@ -160,13 +160,16 @@ def clipping(evidence: RunEvidence) -> Diagnosis | None:
         return None
     step, _, smaller = evidence.scaled_step(1 / 3)
     setting = "training.epochs=1" if int(evidence.setting("training.epochs", 1)) > 1 else f"{step}={smaller:g}"
+    fewer = ""
+    for name, change in (("groups_per_step", "raise"), ("num_mini_batches", "lower")):
+        if evidence.setting(f"training.{name}", None) is not None:
+            fewer = f", or {change} training.{name} for fewer steps per rollout"
     return Diagnosis(
         kind="clipping",
         certainty="likely",
         measured=f"{fmean(shares):.1%} of the tokens have a clipped importance ratio (bound {CLIPPED:.0%})",
         meaning="A clipped token has no gradient: the later steps on a rollout repeat what the first has done.",
-        change=f"set {setting.replace('=', ' to ')}, or take fewer steps per rollout: raise training.groups_per_step "
-        "or lower training.num_mini_batches",
+        change=f"set {setting.replace('=', ' to ')}{fewer}",
         command=evidence.train(setting),
     )
 

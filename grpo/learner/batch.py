@@ -242,25 +242,22 @@ def _check(
 def make_minibatches(
     groups: Sequence[tuple[Sample, ...]], settings: TrainingSettings, *, rng: np.random.Generator
 ) -> list[list[Sample]]:
-    """Minibatches of shuffled samples, one per optimizer step, see `num_mini_batches` and `groups_per_step`.
+    """Minibatches, one per optimizer step: of shuffled samples with `num_mini_batches`, else of whole shuffled groups.
 
-    With `num_mini_batches` there are as many, or one per sample if there are fewer samples. Otherwise minibatches have
-    whole groups, up to `groups_per_step` of them that count, and there are as few as possible. Groups that are
-    informative or have a teacher count. Groups with only a KL or entropy gradient are spread over the minibatches.
+    Samples or groups that are informative or have a teacher count. Without `num_mini_batches`, a minibatch has up to
+    `groups_per_step` groups that count, and there are as few minibatches as possible. Samples or groups with only a KL
+    or entropy gradient are spread over the minibatches.
     """
+    units = groups if settings.num_mini_batches is None else [(sample,) for members in groups for sample in members]
+    counted = [members for members in units if _is_informative(members) or _is_taught(members)]
+    others = [members for members in units if not (_is_informative(members) or _is_taught(members))]
     if settings.num_mini_batches is not None:
-        samples = [sample for members in groups for sample in members]
-        order = rng.permutation(len(samples))
-        parts = np.array_split(order, min(settings.num_mini_batches, len(samples)))
-        return [[samples[index] for index in part] for part in parts]
-    groups_per_step = settings.groups_per_step
-    counted = [members for members in groups if _is_informative(members) or _is_taught(members)]
-    others = [members for members in groups if not (_is_informative(members) or _is_taught(members))]
-    count = math.ceil(len(counted) / groups_per_step) if groups_per_step else 1
+        count = min(settings.num_mini_batches, len(counted))
+    else:
+        count = math.ceil(len(counted) / settings.groups_per_step) if settings.groups_per_step else 1
     minibatches: list[list[Sample]] = [[] for _ in range(count)]
-    for part in (counted, others):
-        order = rng.permutation(len(part)) if part else ()
-        for place, index in enumerate(order):
+    for part in filter(None, (counted, others)):
+        for place, index in enumerate(rng.permutation(len(part))):
             minibatches[place % count] += part[index]
     return minibatches
 

@@ -95,7 +95,7 @@ class _Units(Settings):
             episodes = fields.get("scenarios", config.scenarios) * config.group_size
             fields["iterations"] = math.ceil(self.num_episodes / episodes)
         if "warmup_ratio" in given:
-            steps = fields.get("iterations", config.iterations) * config.epochs
+            steps = fields.get("iterations", config.iterations) * config.epochs * (config.num_mini_batches or 1)
             fields["warmup_steps"] = math.ceil(self.warmup_ratio * steps)
         if self.bf16 or self.fp16:
             fields["precision"] = "bf16" if self.bf16 else "fp16"

@@ -236,7 +236,7 @@ class PromotionLog:
         """Reason why a version was not evaluated against the champion. None if it was, or if none was ever promoted."""
         if state.champion is None:
             missing = state.history or state.alias not in (None, candidate.version)
-            return str(missing_champion(state)) if missing else None
+            return str(missing_champion(self._client, state)) if missing else None
         if state.champion == candidate.version:
             return None
         try:

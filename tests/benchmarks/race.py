@@ -260,7 +260,9 @@ class _Watch(TrainerCallback):
         control.should_training_stop = success >= self._race.target or passed >= self._limit_s
 
 
-def curve_table(race: Race, ours: Sequence[CurvePoint], theirs: Sequence[CurvePoint]) -> Table:
+def curve_table(
+    race: Race, ours: Sequence[CurvePoint], theirs: Sequence[CurvePoint], *, task: str | None = None
+) -> Table:
     """Both learning curves over episodes and wall time, one row per iteration."""
 
     def cell(curve: Sequence[CurvePoint], index: int) -> str:
@@ -273,7 +275,8 @@ def curve_table(race: Race, ours: Sequence[CurvePoint], theirs: Sequence[CurvePo
         (str(k + 1), f"{(k + 1) * race.episodes:,}", cell(ours, k), cell(theirs, k))
         for k in range(max(len(ours), len(theirs)))
     ]
-    return Table(head=("iteration", "episodes", "ours: held-out success", "TRL: held-out success"), rows=tuple(rows))
+    success = "held-out success" if task is None else f"held-out success, {task}"
+    return Table(head=("iteration", "episodes", f"ours: {success}", f"TRL: {success}"), rows=tuple(rows))
 
 
 def verdict(race: Race, ours: CurvePoint, theirs: CurvePoint, *, measure: str, bound: float) -> Versus:

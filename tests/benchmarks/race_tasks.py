@@ -99,7 +99,10 @@ def measure(records: Path = RECORDS) -> Findings:
         ),
         tables=(
             Table(head=("setting", *races), rows=_settings(tuple(races.values()))),
-            *(curve_table(races[family], ours.curve, theirs.curve) for family, (ours, theirs) in sides.items()),
+            *(
+                curve_table(races[family], ours.curve, theirs.curve, task=family)
+                for family, (ours, theirs) in sides.items()
+            ),
         ),
         gist=tuple(
             verdict(
@@ -150,7 +153,7 @@ def _settings(races: Sequence[Race]) -> tuple[tuple[str, ...], ...]:
             f"{config.rollout.scenarios} scenarios × {config.rollout.group_size}" for config in configs
         ],
         "optimizer steps per iteration": [
-            f"TRL {steps(config)}, ours at most {steps(config)}, because groups with equal rewards are left out"
+            f"TRL {steps(config)}, ours at most {steps(config)}, because episodes without an advantage are left out"
             for config in configs
         ],
         "learning rate": [

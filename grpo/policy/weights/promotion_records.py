@@ -96,20 +96,18 @@ class PromotionState(Document):
     """Numbers of the records that are not trusted."""
 
     @property
-    def is_deleted(self) -> bool:
-        """True if the version that was promoted last was deleted."""
-        return self.champion is None and bool(self.history)
-
-    @property
     def moved(self) -> str | None:
         """One sentence if the alias `champion` does not name the version that was promoted, else None."""
+        is_deleted = self.champion is None and bool(self.history)
         if self.alias == self.champion:
-            return None
+            return (
+                f"version {self.history[-1].champion} of {self.model}, the champion, was deleted"
+                if is_deleted
+                else None
+            )
         names = "was removed" if self.alias is None else f"was moved by hand to version {self.alias}"
         if self.champion is None:
-            promoted = (
-                "the version that was promoted was deleted" if self.is_deleted else "no version of it was promoted"
-            )
+            promoted = "the version that was promoted was deleted" if is_deleted else "no version of it was promoted"
             return f"the alias champion of {self.model} {names}, and {promoted}"
         back = f"`grpo promote models:/{self.model}/{self.champion} --reason WHY` puts it back"
         if self.alias is not None:
@@ -189,7 +187,7 @@ def alias_of(model: RegisteredModel, name: str) -> int | None:
     return None if version is None else int(version)
 
 
-def missing_champion(state: PromotionState) -> RegistryError:
+def missing_champion(client: MlflowClient, state: PromotionState) -> RegistryError:
     """Error, with remedies, for a champion that was deleted, or for an alias without a signed promotion."""
     model = state.model
     if not state.history:
@@ -199,11 +197,12 @@ def missing_champion(state: PromotionState) -> RegistryError:
             f"{records}: `grpo promote models:/{model}/{state.alias} --reason WHY` promotes it, and shows what it "
             "needs. If it should not be champion, remove the alias in MLflow"
         )
-    restores = f"`grpo rollback models:/{model}@champion --reason WHY` restores the version before it, "
-    is_first = {change.champion for change in state.history} == {state.history[-1].champion}
+    previous, restores = state.history[-1].previous, ""
+    if previous is not None and _exists(client, model, previous):
+        restores = f"`grpo rollback models:/{model}@champion --reason WHY` restores the version before it, "
     return RegistryError(
         f"model {model} had a champion and has none now, because the version was deleted. "
-        f"{'' if is_first else restores}`grpo promote models:/{model}/N --reason WHY --force` promotes another one, "
+        f"{restores}`grpo promote models:/{model}/N --reason WHY --force` promotes another one, "
         "and another registry.model_name starts without a champion"
     )
 

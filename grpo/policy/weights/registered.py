@@ -249,11 +249,11 @@ def promoted_champion(client: MlflowClient, state: PromotionState) -> ModelVersi
     """
     if (champion := state.champion) is None:
         if state.history or state.alias is not None:
-            raise missing_champion(state)
+            raise missing_champion(client, state)
         return None
     version = version_by_number(client, state.model, champion)
     if version is None:
-        raise missing_champion(state)
+        raise missing_champion(client, state)
     return as_promoted(version, state)
 
 

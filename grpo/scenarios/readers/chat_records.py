@@ -103,7 +103,7 @@ def _truth(value: Any) -> bool | None:
     """A switch: true, false, 1 or 0, also as a text. None for every other value, such as the name of a class."""
     if isinstance(value, str):
         return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
-    return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
+    return bool(value) if isinstance(value, int) and value in (0, 1) else None
 
 
 def _without_last_reply(chat: LoggedChat, label: str) -> LoggedChat:

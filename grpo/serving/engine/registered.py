@@ -99,9 +99,7 @@ class WatchedVersion:
         if state.moved == self.moved:
             return
         self.moved = state.moved
-        if state.is_deleted:
-            logger.warning("the champion of %s was deleted", state.model)
-        elif state.moved is None:
+        if state.moved is None:
             logger.info("the alias champion of %s names the version that was promoted", state.model)
         else:
             logger.warning("%s", state.moved)

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
+from grpo.serving.protocol.request_parts import TAG
 from grpo.serving.protocol.sampling_request import SamplingRequest
 
 MOST_PROMPT_TOKENS = 1_000_000
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Text = Annotated[str, Tag(f"{TAG}text")]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True), Tag(f"{TAG}ids")]
+
+
+def only_prompt(value: Any) -> Any:
+    """The prompt of a list with one prompt. Any other value stays unchanged."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list) else value
+
+
+def _text_or_ids(value: Any) -> str:
+    return f"{TAG}text" if isinstance(value, str) else f"{TAG}ids"
 
 
 class CompletionRequest(SamplingRequest):
     """Body of `POST /v1/completions`."""
 
     stream: Literal[False] = False
-    prompt: str | Annotated[list[TokenId], Field(fail_fast=True)]
+    prompt: Annotated[Text | TokenIds, Discriminator(_text_or_ids)]
     """Text, or token ids. A list with one of them is read as this one."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Number of likeliest tokens to return with each token, with their log-probabilities."""
@@ -42,8 +54,7 @@ class CompletionRequest(SamplingRequest):
     @field_validator("prompt", mode="before")
     @classmethod
     def _is_one_prompt(cls, value: Any) -> Any:
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-            value = value[0]
+        value = only_prompt(value)
         if isinstance(value, list):
             if not 1 <= len(value) <= MOST_PROMPT_TOKENS:
                 raise ValueError(f"a prompt has 1 to {MOST_PROMPT_TOKENS} tokens")

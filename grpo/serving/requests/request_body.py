@@ -17,7 +17,7 @@ from grpo.policy.servers.protocol import TurnRequest
 from grpo.serving.access.preparation import AT_ONCE, Preparation
 from grpo.serving.protocol.api_errors import APIError, invalid_request, validation_error
 from grpo.serving.protocol.chat_request import ChatRequest
-from grpo.serving.protocol.completion_request import CompletionRequest
+from grpo.serving.protocol.completion_request import CompletionRequest, only_prompt
 from grpo.serving.protocol.json_bounds import DEPTH, FAULTS, SMALL_VALUES, VALUES, values_and_depth
 from grpo.serving.protocol.responses_request import ResponsesRequest
 
@@ -67,7 +67,7 @@ async def read_small_request(kind: type[SmallT], request: Request, *, preparatio
 def _read(kind: type[RequestT], content: bytes, most_ids: int, defaults: Mapping[str, Any]) -> RequestT:
     field = _PROMPTS.get(kind)
     body = parse_object(content) if field is None else _parse_completion(content, most_ids, field)
-    prompt = None if field is None else body.get(field)
+    prompt = None if field is None else only_prompt(body.get(field))
     if isinstance(prompt, list) and len(prompt) > most_ids:
         message = f"the prompt has {len(prompt)} tokens, but the context has {most_ids}"
         raise invalid_request(message, param=field, code="context_length_exceeded")

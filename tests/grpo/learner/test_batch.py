@@ -192,6 +192,14 @@ def test_a_number_of_minibatches_splits_the_shuffled_episodes():
     assert [[sample.place for sample in minibatch] for minibatch in again] == places
 
 
+def test_each_minibatch_has_episodes_with_an_advantage():
+    """Of 8 samples with a KL gradient 2 have an advantage: two minibatches instead of four, each with one of them."""
+    group = tuple(replace(make_sample(1), advantages=np.full(1, k < 2, dtype=np.float32)) for k in range(8))
+    minibatches = make_minibatches([group], TrainingSettings(num_mini_batches=4), rng=np.random.default_rng(0))
+    assert [sum(sample.advantages.any() for sample in minibatch) for minibatch in minibatches] == [1, 1]
+    assert [len(minibatch) for minibatch in minibatches] == [4, 4]
+
+
 def test_no_minibatch_is_empty():
     """Eight minibatches of three samples: three."""
     minibatches = make_minibatches(

@@ -172,6 +172,16 @@ def test_the_mismatch_of_a_single_step_is_that_of_a_pass_of_its_own(desk_rollout
     assert one.mismatch_kl == pytest.approx(two.mismatch_kl, rel=0.2, abs=1e-12)
 
 
+def test_later_minibatches_have_the_ratio_to_the_policy_before_the_update(desk_rollout: DeskRollout, tmp_path: Path):
+    """One step starts from this policy, so its ratio is 1. Of four steps on the same tokens, three do not."""
+    one = _update(desk_rollout, tmp_path / "one", importance_sampling_cap=2.0)
+    four = _update(desk_rollout, tmp_path / "four", importance_sampling_cap=2.0, num_mini_batches=4)
+    assert four.tokens == one.tokens
+    assert one.ratio == pytest.approx(1, abs=1e-9)
+    assert abs(four.ratio - 1) > 1e-5
+    assert four.mismatch_kl == pytest.approx(one.mismatch_kl, abs=1e-7)
+
+
 def test_sequences_that_the_sampler_would_not_have_written_are_masked(desk_rollout: DeskRollout, tmp_path: Path):
     """Log-probabilities moved by .05 in one trajectory of 24: beyond a bound of 1.04, within one of 1.1."""
     first, *others = desk_rollout.trajectories

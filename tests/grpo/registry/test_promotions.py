@@ -449,28 +449,34 @@ def test_a_model_whose_versions_were_all_deleted_cannot_be_rolled_back(registry:
 
 
 def test_a_missing_champion_has_three_remedies(registry: Registry):
-    """Each with its command or setting. A rollback is none if no other version was ever in service."""
-    for content in "ab":
+    """Each with its command or setting. A rollback is none if there is no version to go back to."""
+    for content in "abc":
         put_version(registry, "lost", content, against="base")
+    promotions = registry.promotions("lost")
+    deleted = "model lost had a champion and has none now, because the version was deleted. "
     remedies = (
         "`grpo promote models:/lost/N --reason WHY --force` promotes another one, "
         "and another registry.model_name starts without a champion"
     )
-    registry.promotions("lost").promote(1, reason="gates", by=ANNA)
-    registry.client.delete_model_version("lost", "1")
-    with pytest.raises(RegistryError) as refusal:
-        registry.champion("lost")
-    assert (
-        str(refusal.value) == f"model lost had a champion and has none now, because the version was deleted. {remedies}"
-    )
-    registry.promotions("lost").promote(2, reason="gates", by=ANNA, force=True)
+
+    def refusal() -> str:
+        with pytest.raises(RegistryError) as refused:
+            registry.champion("lost")
+        return str(refused.value)
+
+    promotions.promote(1, reason="gates", by=ANNA)
+    promotions.promote(2, reason="gates", by=ANNA, force=True)
     registry.client.delete_model_version("lost", "2")
-    with pytest.raises(RegistryError) as refusal:
-        registry.champion("lost")
-    assert str(refusal.value) == (
-        "model lost had a champion and has none now, because the version was deleted. "
-        f"`grpo rollback models:/lost@champion --reason WHY` restores the version before it, {remedies}"
+    assert refusal() == (
+        f"{deleted}`grpo rollback models:/lost@champion --reason WHY` restores the version before it, {remedies}"
     )
+    registry.client.delete_model_version("lost", "1")
+    assert refusal() == f"{deleted}{remedies}"
+    promotions.promote(3, reason="gates", by=ANNA, force=True)
+    registry.client.delete_model_version("lost", "3")
+    assert refusal() == f"{deleted}{remedies}"
+    with pytest.raises(NothingToRollBack, match="no version before 3"):
+        promotions.rollback(reason="no", by=BEN)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,8 @@ def test_each_parameter_of_a_completion_has_its_effect(server: ChatServer, rende
         ({"prompt": [[1], [2]]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [["a"]]}, "prompt"),
+        ({"prompt": [5, -1]}, "prompt[1]"),
+        ({"prompt": [[1] * 100_000]}, "prompt"),
         ({"prompt": 7}, "prompt"),
         ({"prompt": [10**6]}, "prompt"),
         ({"prompt": [1] * 100_000}, "prompt"),

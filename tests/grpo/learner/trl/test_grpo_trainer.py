@@ -296,6 +296,7 @@ def test_no_telemetry_is_sent(policy: TransformersPolicy, rollout: Path, monkeyp
         ({"reward_clip": 1.0}, "reward_clip has no effect"),
         ({"overlong_limit": 9}, "overlong_limit has no effect"),
         ({"groups_per_step": 1}, "groups_per_step has no effect"),
+        ({"num_mini_batches": 2}, "num_mini_batches has no effect"),
         ({"lora": {}}, "lora has no effect"),
         ({"processes": 2}, "processes has no effect"),
     ],

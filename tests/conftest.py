@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -16,6 +17,9 @@ import pytest
 
 _CLOCK = {name: getattr(time, name) for name in ("sleep", "monotonic", "time", "perf_counter")}
 HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
+for _signum in (signal.SIGINT, signal.SIGHUP):  # ignored under `nohup` and in the background, also by what tests start
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, signal.default_int_handler if _signum == signal.SIGINT else signal.SIG_DFL)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault(

@@ -37,7 +37,7 @@ class Sample:
     truncated: bool = False
     """A limit of tokens or turns ended the episode, so its last state has a value."""
     teacher: TeacherSequence | None = None
-    """What the teacher of a distillation reads. None without a teacher, or if there is no hint for it."""
+    """Tokens that the teacher of a distillation reads. None if there is no teacher, or if it has no hint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

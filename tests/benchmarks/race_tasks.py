@@ -1,7 +1,7 @@
 """The race against TRL on public tasks, each from the same fine-tuned model to a held-out success rate.
 
-The races take ten minutes to an hour, so that each is a command, and the page has those that are complete or were
-interrupted in TRL's run. Let nothing else work on the machine meanwhile:
+A race takes ten minutes to an hour, so each one is a command of its own. The page has the races that are complete, and
+the ones that were interrupted in TRL's run. Run nothing else on the machine during a race:
 
     python -m tests.benchmarks.race_tasks family_relationships     races, with records in runs/race_tasks
     python -m tests.benchmarks race_tasks                          writes the page
@@ -94,8 +94,8 @@ def measure(records: Path = RECORDS) -> Findings:
             "TRL's GRPOTrainer, in one process that writes nothing, has the same start, scenarios, environment, "
             "reward, episodes per iteration and learning rates, and plays the turns through `rollout_func` with "
             f"left-padded `generate`. It is stopped after {PATIENCE:g} times our time. Evaluations are excluded "
-            "for both. One seed. CPU times are those of all processes; ours, Prefect's server included, are spread "
-            "evenly over the run. " + " ".join(_measured(family, *both) for family, both in sides.items())
+            "for both. One seed was run. CPU times are sums over all processes. Ours include Prefect's server, and are "
+            "spread evenly over the run. " + " ".join(_measured(family, *both) for family, both in sides.items())
         ),
         tables=(
             Table(head=("setting", *races), rows=_settings(tuple(races.values()))),

@@ -1,4 +1,4 @@
-"""docs/serving.md: its commands and programs run, and its tables are those of the server."""
+"""docs/serving.md: its commands and programs run, and its tables agree with the server."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
 
 
 def _run(desk: ChatServer, *command: str, name: str = "me", scopes: tuple[str, ...] = ("chat", "feedback")) -> str:
-    """Output of a program whose environment is that of the page's first commands."""
+    """Output of a program with the environment variables that the page's first commands set."""
     key = desk.client(name, scopes).api_key
     environment = {**os.environ, "OPENAI_BASE_URL": f"{desk.url}/v1", "OPENAI_API_KEY": key}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

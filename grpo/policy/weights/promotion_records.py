@@ -98,16 +98,14 @@ class PromotionState(Document):
     @property
     def moved(self) -> str | None:
         """One sentence if the alias `champion` does not name the version that was promoted, else None."""
-        is_deleted = self.champion is None and bool(self.history)
+        deleted = self.history[-1].champion if self.champion is None and self.history else None
         if self.alias == self.champion:
-            return (
-                f"version {self.history[-1].champion} of {self.model}, the champion, was deleted"
-                if is_deleted
-                else None
-            )
+            return None if deleted is None else f"version {deleted} of {self.model}, the champion, was deleted"
         names = "was removed" if self.alias is None else f"was moved by hand to version {self.alias}"
         if self.champion is None:
-            promoted = "the version that was promoted was deleted" if is_deleted else "no version of it was promoted"
+            promoted = (
+                "no version of it was promoted" if deleted is None else "the version that was promoted was deleted"
+            )
             return f"the alias champion of {self.model} {names}, and {promoted}"
         back = f"`grpo promote models:/{self.model}/{self.champion} --reason WHY` puts it back"
         if self.alias is not None:

@@ -23,6 +23,7 @@ from grpo.strict_json import NotStrictJSON, decode
 _COUNTED = 16
 """If a JSON text may have more values than this, judging by commas and brackets, they are counted exactly."""
 _SYSTEM = ("system", "developer")
+_UNANSWERED = "the last calls do not have all of their results"
 
 
 class FunctionCall(Part):
@@ -98,7 +99,7 @@ def to_messages(parts: Sequence[ChatMessage], open_calls: Sequence[str] = ()) ->
     if front == len(parts):
         raise invalid_request("there is no user message. Add a message with role user", param="messages")
     if reader.calls:
-        raise invalid_request("the last calls do not have all of their results", param="messages")
+        raise invalid_request(_UNANSWERED, param="messages")
     if reader.messages[-1].role == "assistant":
         message = (
             "the last message is the assistant's, and this server does not continue a reply that the request begins "
@@ -117,7 +118,7 @@ def to_logged_messages(parts: Sequence[ChatMessage]) -> tuple[Message, ...]:
     if all(message.role != "assistant" for message in reader.messages):
         raise invalid_request("the conversation has no reply of the assistant", param="messages")
     if reader.has_some_results:
-        raise invalid_request("the last calls do not have all of their results", param="messages")
+        raise invalid_request(_UNANSWERED, param="messages")
     return tuple(reader.messages)
 
 

@@ -31,7 +31,7 @@ class CompletionRequest(SamplingRequest):
 
     stream: Literal[False] = False
     prompt: Annotated[Text | TokenIds, Discriminator(_text_or_ids)]
-    """Text, or token ids. A list with one of them is read as this one."""
+    """Text, or token ids. If it is a list with one text or one list of token ids, this one is the prompt."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Number of likeliest tokens to return with each token, with their log-probabilities."""
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)

@@ -1,4 +1,4 @@
-"""What a teacher reads: the policy's own tokens after a prompt with the hint, and the groups that this leaves."""
+"""The teacher reads the policy's own tokens after a prompt with the hint. Tests of that, and of a batch's groups."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _prompts(tiny_folder: Path, *, hints: dict[str, str], max_context: int = 512
 
 @pytest.mark.parametrize("template", ["{prompt}\n\n{privileged_context}", "{privileged_context} : {prompt} !"])
 def test_only_the_first_prompt_has_the_hint(renderer: Renderer, tiny_folder: Path, template: str):
-    """The tokens are those of the conversation with the hint in the user's first message, tools included."""
+    """The tokens equal the rendered conversation with the hint in the user's first message, tools included."""
     played = _episode(renderer, SYSTEM, USER)
     prompts = _prompts(tiny_folder, hints={"s": HINT}, teacher_prompt_template=template)
     text = template.replace("{prompt}", USER.content).replace("{privileged_context}", HINT)

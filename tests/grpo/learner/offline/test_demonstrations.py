@@ -234,7 +234,7 @@ def test_a_success_that_begins_with_the_agent_is_left_out(tmp_path: Path):
 
 
 def test_a_pinned_log_does_not_grow(tmp_path: Path):
-    """What is logged later belongs to the next run."""
+    """Only the next run reads conversations that are logged later."""
     logged(tmp_path, "a", success=True)
     pinned = served_snapshot(served(tmp_path))
     logged(tmp_path, "b", success=True)

@@ -164,7 +164,7 @@ def test_a_text_that_is_other_json_is_a_text(tmp_path: Path, text: str):
 
 
 def test_pairs_that_were_written_from_a_log_are_read_as_they_were_served(tmp_path: Path):
-    """A result after a malformed call, which is no call, and a tool that the client gave without parameters."""
+    """A result after a malformed call, which is read as text, and a tool that the client sent without parameters."""
     served = (
         Message(role="user", content="Hi."),
         Message(role="assistant", content="<tool_call>look", malformed="not JSON"),

@@ -135,6 +135,24 @@ def test_windows_caps_and_sinks_hold_along_a_tree_and_in_slots(softcap: float | 
     assert torch.allclose(flat_attention(layer, *last, _WINDOW, slots=decode, **kinds)[0], expected[:, 3:], atol=1e-6)
 
 
+@pytest.mark.parametrize("softcap", [None, 0.7])
+def test_attention_in_bfloat16_is_computed_in_float32_on_a_cpu(softcap: float | None):
+    """Outputs and gradients are those of float32, rounded once."""
+    rounded = [part.bfloat16().requires_grad_() for part in _vectors(5)]
+    exact = [part.detach().float().requires_grad_() for part in rounded]
+    outputs = []
+    for parts in (rounded, exact):
+        output, _ = flat_attention(None, *parts, _WINDOW, tree=_siblings(), scaling=0.5, softcap=softcap)
+        output.sum().backward()
+        outputs.append(output)
+    assert outputs[0].dtype == torch.bfloat16
+    assert outputs[0].equal(outputs[1].bfloat16())
+    for few, many in zip(rounded, exact, strict=True):
+        assert few.grad is not None
+        assert many.grad is not None
+        assert torch.allclose(few.grad.float(), many.grad, atol=1e-2)
+
+
 def _slots(cache: KVCache, *, position: list[int]) -> SlotBatch:
     """Slot 1 with one decoding token, or a prefill of several; slot 0 is in use by another conversation."""
     tokens, is_decode = len(position), len(position) == 1

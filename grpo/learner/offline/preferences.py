@@ -31,6 +31,7 @@ from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import to_conversation
 from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
+from grpo.scenarios.readers.files.json_cells import cell_value
 from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
 from grpo.scenarios.readers.messages.openai_format import parse_arguments, parse_message, parse_messages, parse_tools
 from grpo.scenarios.readers.messages.transcripts import refuse_transcript
@@ -136,7 +137,7 @@ def _parse(record: Any, place: str) -> WrittenPair:
 
 def _messages(value: Any, name: str, speaker: Role) -> tuple[Message, ...]:
     """Messages in OpenAI's format, also as JSON in a text. Any other text is one message of the speaker."""
-    parsed = try_call(lambda: json.loads(value)) if isinstance(value, str) else value
+    parsed = try_call(lambda: cell_value(value, f"{name} is")) if isinstance(value, str) else value
     if isinstance(value, str) and not (
         isinstance(parsed, list) and parsed and all(isinstance(item, dict) and "role" in item for item in parsed)
     ):
@@ -159,7 +160,7 @@ def _reply(messages: Sequence[Message], side: str) -> Message:
 def _tools(value: Any) -> tuple[Tool, ...] | None:
     """Tools as they are written, because the policy reads them as they were served. None if there are none."""
     if isinstance(value, str):
-        value = json.loads(value) if value.strip() else []
+        value = cell_value(value, "tools are") if value.strip() else []
     if value is None:
         return None
     parse_tools(value)  # raises an error if a tool cannot be read

@@ -24,8 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
 from grpo.artifacts import local_path
 from grpo.config.chats import ChatColumns, ChatFormatName, ChatSettings
 from grpo.config.scenarios import ChatSource
@@ -37,6 +35,7 @@ from grpo.scenarios.readers.exports.message_links import OTHER_BRANCHES, shown_b
 from grpo.scenarios.readers.exports.openai_batches import join_batch
 from grpo.scenarios.readers.exports.record_file import column_of_chats, read_objects
 from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
+from grpo.scenarios.readers.files.json_cells import cell_value
 from grpo.scenarios.readers.files.places import value_at, without
 from grpo.scenarios.readers.messages.api_dialects import is_system_key, rewrite_record, rewrite_reply
 from grpo.scenarios.readers.messages.chat_dialects import openai_messages, tools_in_prompt
@@ -329,10 +328,7 @@ def _parsed(value: Any, key: str) -> Any:
     """Value of a cell. If it is a text with a JSON list or object, that is read."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
-    try:
-        return from_json(value, allow_inf_nan=False)
-    except ValueError as error:
-        raise ValueError(f"{key} is not JSON: {str(error).replace('line 1 ', '')}") from error
+    return cell_value(value, f"{key} is")
 
 
 def _check_count(messages: Any) -> None:

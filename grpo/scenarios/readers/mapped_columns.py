@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
 from grpo.data_errors import excerpt
 from grpo.errors import DataError
 from grpo.scenario import Expected, Metadata, Scenario
 from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
+from grpo.scenarios.readers.files.json_cells import cell_value
+from grpo.scenarios.readers.files.places import parsed
 from grpo.scenarios.readers.messages.transcripts import refuse_transcript
 from grpo.scenarios.records import SourceRecord, convert_record, record_name
 
@@ -40,6 +40,8 @@ _FIELDS = {
     *(f"expected.{name}" for name in Expected.model_fields),
     *(f"metadata.{name}" for name in Metadata.model_fields),
 }
+_SPEAKERS = {"role", "from"}
+"""Keys of a message. A list of messages is not what a user says."""
 _WORLD = "world."
 """Prefix of the user's own columns. They become part of the world, so that rewards and environments can read them."""
 _SHOWN = 300  # characters of a list of columns
@@ -111,15 +113,24 @@ def _value(field: str, column: str, cell: Any) -> Any:
             raise ValueError(f"column {column} is not a text: it has an object with {excerpt(', '.join(cell), _SHOWN)}")
         if field == "user_responses" and isinstance(cell, str):
             refuse_transcript(cell, f"column {column}")
-        return _texts(cell, column)
+        texts = _texts(cell, column)
+        if field == "user_responses":
+            _refuse_messages(texts, column)
+        return texts
     if field in _OBJECTS:
-        if not isinstance(cell, str):
-            return cell
-        try:
-            return from_json(cell, allow_inf_nan=False)
-        except ValueError as error:
-            raise ValueError(f"column {column} is not JSON: {str(error).replace('line 1 ', '')}") from error
+        return cell_value(cell, f"column {column} is") if isinstance(cell, str) else cell
     return str(cell) if isinstance(cell, (int, float)) and not isinstance(cell, bool) else cell
+
+
+def _refuse_messages(texts: Any, column: str) -> None:
+    """Raise `ValueError` if what the user says is a list of messages, also as the text of one."""
+    (messages,) = map(parsed, texts) if isinstance(texts, list) and len(texts) == 1 else (texts,)
+    first = messages[0] if isinstance(messages, list) and messages else None
+    if isinstance(first, dict) and _SPEAKERS & first.keys():
+        raise ValueError(
+            f"column {column} is not a text: it has a list of messages with {excerpt(', '.join(first), _SHOWN)}. Read "
+            f"the rows as chats, e.g. by chat: {{kind: openai_messages, column: {column}}} instead of columns"
+        )
 
 
 def _texts(cell: Any, column: str) -> Any:
@@ -129,7 +140,7 @@ def _texts(cell: Any, column: str) -> Any:
         return cell if isinstance(cell, list) else [str(cell)]
     if cell.lstrip().startswith("["):
         try:
-            value = from_json(cell, allow_inf_nan=False)
+            value = cell_value(cell, f"column {column} is")
         except ValueError:
             return [cell]
         if isinstance(value, list) and all(isinstance(item, str) for item in value):

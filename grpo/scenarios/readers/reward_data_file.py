@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from pydantic_core import from_json
 
 from grpo.artifacts import local_path
 from grpo.config.chats import ChatColumns
 from grpo.config.rewards import LabelFile, PairFile
 from grpo.messages import Message
 from grpo.scenarios.readers.files.csv_file import read_cells
+from grpo.scenarios.readers.files.json_cells import cell_value
 from grpo.scenarios.readers.files.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.files.parquet import read_parquet
 from grpo.scenarios.readers.messages.chat_dialects import openai_messages
@@ -153,10 +153,7 @@ def _replies(row: _Row, column: str, settings: PairFile | LabelFile) -> list[Mes
 
 def _messages(column: str, value: Any) -> list[Message]:
     if isinstance(value, str):
-        try:
-            value = from_json(value)
-        except ValueError as error:
-            raise ValueError(f"column {column} is not JSON: {error}") from error
+        value = cell_value(value, f"column {column} is")
     if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
         if unread := [name for name in ("tools", "functions") if value.get(name)]:
             raise ValueError(f"{unread[0]} in a pair: column {column} has {unread[0]}, which a pair cannot keep")

@@ -250,8 +250,8 @@ class ChatHandler:
 
     @property
     def _parses_calls(self) -> bool:
-        """False if calls are left in the content: the client wants no calls, or wants JSON and has no tools."""
-        return not self.request.calls_nothing and (bool(self._renderer.tools) or not self.request.has_format)
+        """False if calls are left in the content, because nothing was offered to be called."""
+        return not self.request.calls_nothing and bool(self._renderer.tools)
 
     async def _stream(self, index: int, stream: TokenStream, queue: _Events) -> None:
         """Send text as soon as it is settled, if neither the agent nor the renderer changes sampled replies."""

@@ -97,6 +97,7 @@ def test_a_reply_is_what_the_policy_samples_with_the_seed(server: ChatServer):
         sampling = Sampling(temperature=1.0, max_new_tokens=24, seed=7)
         async with policy.sampler(concurrency=1, renderer=renderer) as sampler:
             transcript = TokenTranscript(sampler.open(), renderer, sampling, max_context=policy.max_context)
+            transcript.parses_calls = False  # no tool is offered
             await transcript.generate([Message(role="user", content=QUESTION["content"])])
             return transcript
 
@@ -116,8 +117,8 @@ def test_a_stream_joins_to_the_whole_message(server: ChatServer):
     """Twenty seeds, with calls and without, with log-probabilities of each token once."""
     client, kinds = server.client(), set()
     for seed in range(20):
-        whole = chat(client, seed=seed).choices[0]
-        content, calls, finish = joined_chunks(chat(client, seed=seed, stream=True))
+        whole = chat(client, seed=seed, tools=[TOOL]).choices[0]
+        content, calls, finish = joined_chunks(chat(client, seed=seed, stream=True, tools=[TOOL]))
         assert (content, calls) == visible(whole.message)
         assert finish == whole.finish_reason
         kinds.add(finish)
@@ -231,6 +232,17 @@ def test_each_parameter_has_its_effect(server: ChatServer):
     assert chunks[-1].choices == []
     assert chunks[-1].usage.total_tokens == chat(client, seed=1).usage.total_tokens
     assert chat(client, seed=1, tools=[TOOL]).usage.prompt_tokens > chat(client, seed=1).usage.prompt_tokens
+
+
+def test_a_request_without_tools_gets_no_calls(server: ChatServer):
+    """A call that the model writes is content, because the client has offered nothing that it could run."""
+    client, written = server.client("toolless"), 0
+    for seed in range(50, 56):
+        whole = chat(client, seed=seed).choices[0]
+        assert (whole.finish_reason, whole.message.tool_calls) == ("stop", None)
+        assert joined_chunks(chat(client, seed=seed, stream=True)) == (whole.message.content, [], "stop")
+        written += whole.message.content.startswith("<tool_call>{")
+    assert written
 
 
 def test_tool_choice_none_makes_a_call_content(server: ChatServer):

@@ -185,8 +185,8 @@ def _attend(
     """Attention of grouped heads, [rows, heads, width, value_dim]."""
     if query.device.type == "cpu" and query.dtype == torch.bfloat16:
         # PyTorch's kernel takes two to four times as long for gradients in bfloat16, if queries are few
-        wide = (part.float() for part in (query, key, value, mask))
-        return _attend(*wide, scores).to(query.dtype)
+        output = _attend(query.float(), key.float(), value.float(), mask.float(), scores)
+        return output.to(query.dtype)
     rows, heads, width, _ = query.shape
     kv_heads = key.shape[1]
     if scores.softcap is None and scores.sinks is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic_core import from_json
+from grpo.scenarios.readers.files.json_cells import cell_value
 
 
 def value_at(data: Mapping[str, Any], place: str) -> Any:
@@ -56,6 +56,6 @@ def parsed(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
-        return from_json(value, allow_inf_nan=False)
+        return cell_value(value, "it is")
     except ValueError:
         return value

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
 from grpo.data_errors import error_text, excerpt, try_call
 from grpo.parquet_rows import ArrowRow
 from grpo.scenarios.readers.files.filled_nulls import without_filled_nulls
+from grpo.scenarios.readers.files.json_cells import cell_value
 from grpo.scenarios.records import SourceRecord
 
 NESTED = ("user_responses", "tools", "world", "expected", "metadata")
@@ -39,8 +38,5 @@ def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: cell for name, cell in cells.items() if cell is not None and cell != ""}
     for name in NESTED:
         if isinstance(fields.get(name), str):
-            try:
-                fields[name] = from_json(fields[name], allow_inf_nan=False)
-            except ValueError as error:
-                raise ValueError(f"column {name} is not JSON: {str(error).replace('line 1 ', '')}") from error
+            fields[name] = cell_value(fields[name], f"column {name} is")
     return without_filled_nulls(fields)

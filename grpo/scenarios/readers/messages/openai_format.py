@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic_core import from_json
-
 from grpo.data_errors import excerpt
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, LoggedCall, LoggedMessage
+from grpo.scenarios.readers.files.json_cells import cell_value
 from grpo.scenarios.readers.messages.api_dialects import rewrite_tools
 from grpo.scenarios.readers.messages.openai_fields import (
     CALL,
@@ -176,10 +175,9 @@ def parse_arguments(value: Any, place: str) -> dict[str, Any]:
     """Arguments of a call: an object, or an object as JSON. Null and an empty text mean no arguments."""
     if isinstance(value, str):
         try:
-            value = from_json(value, allow_inf_nan=False) if value.strip() else {}
+            value = cell_value(value, "arguments are") if value.strip() else {}
         except ValueError as error:
-            reason = str(error).replace("line 1 ", "")
-            raise ValueError(f"arguments are not JSON: {place}: {reason}") from error
+            raise ValueError(f"{error}, in the arguments of {place}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -198,10 +196,7 @@ def parse_tools(value: Any, ignored: list[str] | None = None) -> tuple[dict[str,
     with a name, or if two have the same name.
     """
     if isinstance(value, str):
-        try:
-            value = from_json(value, allow_inf_nan=False) if value.strip() else []
-        except ValueError as error:
-            raise ValueError(f"tools are not JSON: {str(error).replace('line 1 ', '')}") from error
+        value = cell_value(value, "tools are") if value.strip() else []
     if value is None:
         return ()
     if not isinstance(value, list):

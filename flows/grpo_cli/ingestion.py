@@ -23,6 +23,7 @@ def show_guess(console: Console, path: Path, folder: Path) -> None:
     """Read a file or a folder with guessed settings, and print counts, examples, quarantine and settings to paste."""
     from grpo.scenarios.guess import as_yaml, guess_sources, unread_columns
     from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
+    from grpo.scenarios.readers.huggingface import other_splits
 
     sources = guess_sources(path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,6 +39,8 @@ def show_guess(console: Console, path: Path, folder: Path) -> None:
     print_quarantined(console, tables[1])
     if unread := list(dict.fromkeys(name for source in sources for name in unread_columns(source))):
         console.print(Text(f"columns that these settings do not read: {one_line(', '.join(unread))}"), soft_wrap=True)
+    if splits := [name for source in sources for name in other_splits(source)]:
+        console.print(f"splits that these settings do not read: {one_line(', '.join(splits))}", soft_wrap=True)
     console.print("settings for a config, which read these scenarios:")
     console.print(Text(printable(as_yaml(*sources)).rstrip()), soft_wrap=True)
 

@@ -90,9 +90,10 @@ class MessageRows(Settings):
     """Column of the message."""
     reply: Key | None = None
     """Column of the agent's reply, if a row has both. If the cell is empty, the agent did not reply."""
-    order: Key | None = None
-    """Column that orders the messages of a conversation, an ISO 8601 time or a number. None keeps the order of the
-    table."""
+    order: Key | Annotated[tuple[Key, ...], Field(min_length=1)] | None = None
+    """Column that orders the messages of a conversation, an ISO 8601 time, a time of day or a number, or several such
+    columns, of which a later one decides if the values of the earlier ones are equal, e.g. `[date, time]`. None keeps
+    the order of the table."""
     where: dict[Key, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Read only rows with these values, `{public: ["true"]}`, because the user does not see internal notes."""
     without: dict[Key, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
@@ -103,9 +104,16 @@ class MessageRows(Settings):
     """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
 
     @property
+    def orders(self) -> tuple[str, ...]:
+        """Columns that order the messages, the most significant first."""
+        if self.order is None:
+            return ()
+        return (self.order,) if isinstance(self.order, str) else self.order
+
+    @property
     def places(self) -> tuple[str, ...]:
         """Columns that every message needs, see `places.value_at`."""
-        names = (self.group_by, self.speaker, self.text, self.reply, self.order)
+        names = (self.group_by, self.speaker, self.text, self.reply, *self.orders)
         return tuple(name for name in names if name is not None)
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from grpo.config.scenarios import Source, TraceSource
 from grpo.data_errors import error_text, excerpt, read_guarded
 from grpo.errors import DataError, GRPOError
 from grpo.parquet_rows import ParquetRows
-from grpo.scenarios.first_records import first_records
+from grpo.scenarios.first_records import characters, first_records
 from grpo.scenarios.guess_tables import (
     ANSWER_NAMES,
     EARLIER,
@@ -66,8 +66,7 @@ _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 """Files in a folder of `Dataset.save_to_disk`."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HEAD = 4096  # bytes that are searched for the first character of a file
-_TRIED = 200  # records that are read with each candidate
-_LOOKED_AT = _TRIED  # records that are searched for their keys and values
+_TRIED = _LOOKED_AT = 200  # records that are read with each candidate, and searched for their keys and values
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
 _PARTS_OF_CHATS = (*EARLIER, "input", "inputs", "output", "outputs")
 _INPUTS = (
@@ -80,7 +79,7 @@ _INPUTS = (
     "data",
 )
 _LABELS = ("label", "target", "reference")
-"""Names of what the output should be that are also names of a class of the whole record."""
+"""Names of the expected output that are also names of a class of the whole record."""
 _OUTPUTS = ("output", "outputs", "attributes.llm.output_messages", "response.output")
 _RECORD_LISTS = ("records", "rows", "items", "examples", "samples", "results", "data", "conversations", "simulations")
 _WRAPPERS = ("fields", "item", "data", "doc", "example")
@@ -249,8 +248,7 @@ def _names(path: Path) -> list[str]:
     if kind == "arrow":
         return ArrowFile(path).names
     if kind == "csv":
-        rows = first_records((row.cells for row in read_rows(path, required=())), _LOOKED_AT)
-        return list(dict.fromkeys(name for cells in rows for name in cells))
+        return list(dict.fromkeys(chain.from_iterable(_csv_rows(path))))
     return _keys(_objects(path))
 
 
@@ -260,13 +258,20 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         return []
     kind = _format(path)
     if kind == "csv":
-        rows = (row.cells for row in read_rows(path, required=()))
-        return [leaves(cells) for cells in first_records(rows, _LOOKED_AT)]
+        return [leaves(cells) for cells in _csv_rows(path)]
     if kind in ("parquet", "arrow"):
         table = ArrowFile(path).read(cells=True) if kind == "arrow" else read_parquet(path, columns=_names(path))
         cells = first_records((record.data for record in table), _LOOKED_AT)
         return [leaves(data) for data in cells if data is not None]
     return [leaves(record) for record in _first_records(path)]
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    """Cells of the first rows. Raises `DataError` with the reason of the first one if none of them can be read."""
+    rows = list(first_records(read_rows(path, required=()), _LOOKED_AT, size=lambda row: characters(row.cells)))
+    if rows and all(row.problem for row in rows):
+        raise DataError(f"{path}:{rows[0].line} {rows[0].problem}. Fix the file")
+    return [row.cells for row in rows if row.problem is None]
 
 
 def _keys(records: Iterator[SourceRecord]) -> list[str]:

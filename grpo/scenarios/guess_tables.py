@@ -39,6 +39,8 @@ names a speaker."""
 QUESTION_NAMES = (*_ASKED, "utterance", "text", "message", "body", "turns")
 _LAST_NAMES = ("description", "ticket_description", "subject")
 ANSWER_NAMES = ("output", "answer", "response", "reply", "completion", "generation")
+_REFERENCES = ("ground_truth", "reference_answer", "reference_output", "expected_output", "correct_answer")
+"""Names of what the reply should be. Next to one of them, an answer is only what some model has replied."""
 _ROLES = ("role", "from", "speaker", "sender", "author", "sender_type", "author_role")
 _CONTENTS = ("content", "value", "text", "utterance", "message", "body")
 _CONTEXTS = ("system", "system_prompt", "preamble", "context")
@@ -164,7 +166,7 @@ def table_settings(
             "user_responses": question,
             "context": first_name(names, _CONTEXTS),
             "tools": first_name(names, ("tools",)),
-            "expected.responses": first_name(names, ANSWER_NAMES),
+            "expected.responses": first_name(names, _REFERENCES) or first_name(names, ANSWER_NAMES),
             "metadata.category": first_name(names, _CATEGORIES),
         }
         yield {"columns": {field: column for field, column in fields.items() if column is not None}}

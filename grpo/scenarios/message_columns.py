@@ -16,7 +16,7 @@ from typing import Any
 from grpo.data_errors import try_call
 from grpo.scenarios.readers.files.places import parsed
 from grpo.scenarios.readers.messages.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
-from grpo.scenarios.times import instant
+from grpo.scenarios.times import instant, time_of_day
 
 Row = Mapping[str, Any]
 """Values of a record by their places, see `leaves`."""
@@ -55,6 +55,12 @@ _TIMES = (*_CREATED, "absolutetime", "time", "date", "ts")
 _OF_A_MESSAGE = ("message", "msg", "comment", "event", "reply", "post")
 """Words before the name of a time that is the time of the message. With another word, e.g. in `due_date`, it is not."""
 _NUMBERS = ("turn", *(f"{a}{b}" for a in ("turn", "message", "msg") for b in ("index", "number")))
+_COUNTERS = (
+    "seq", "sequence", "seqno", "sequencenumber", "messageorder", "order", "position", "step", "index", "idx", "n",
+    "line", "lineno", "linenumber", "turnid", "utteranceid", "utteranceindex", "start", "starttime", "offset",
+)  # fmt: skip
+"""Names of a number that orders messages if no two of a conversation have the same."""
+_MESSAGE_IDS = tuple(f"{a}id" for a in _OF_A_MESSAGE)
 _ORDERS = (*_TIMES, *(f"{a}{b}" for a in _OF_A_MESSAGE for b in _TIMES), *_NUMBERS)
 _QUESTION = re.compile(
     r"(user|customer|human|client|visitor)s?(message|input|query|text|utterance|question)|question|query|prompt"
@@ -160,8 +166,11 @@ def _time_word(place: str) -> str:
     return folded(place).removesuffix("utc")
 
 
-def find_order(rows: Sequence[Row], group: str | None) -> str | None:
+def find_order(rows: Sequence[Row], group: str | None) -> str | list[str] | None:
     """Column that orders the rows of a conversation: the first known name, of the time or the number of a message.
+
+    If the times of day have a date in another column, or if messages have the same time and there is a number of each,
+    it is a list of both columns.
 
     All of its values are times or numbers, and they differ within conversations, because the time of the ticket is the
     same in all of its rows. If there is none, the time of creation is taken as it is. If it cannot be read then, the
@@ -172,7 +181,25 @@ def find_order(rows: Sequence[Row], group: str | None) -> str | None:
     differing = [place for place in named if _differs(rows, group, place)]
     readable = (place for place in differing if all(_is_time(row.get(place)) for row in rows))
     created = (place for place in differing if _time_word(place) in _CREATED)
-    return next(chain(readable, created), None)
+    counters = [place for place in places if folded(place) in _COUNTERS and _counts(rows, group, place)]
+    first = next(chain(readable, created, counters), None)
+    if first is None:
+        return None
+    if any(time_of_day(row.get(first)) is not None for row in rows):
+        date = next((place for place in places if _time_word(place) in ("date", "day", "createddate")), None)
+        return first if date is None else [date, first]
+    numbers = [*counters, *(place for place in places if folded(place) in _MESSAGE_IDS and _counts(rows, group, place))]
+    return first if _differ_all(rows, group, first) or not numbers else [first, numbers[0]]
+
+
+def _counts(rows: Sequence[Row], group: str | None, place: str) -> bool:
+    """Has each row a number in this column, which no other row of its conversation has?"""
+    return _differ_all(rows, group, place) and all(_is_time(row.get(place)) for row in rows)
+
+
+def _differ_all(rows: Sequence[Row], group: str | None, place: str) -> bool:
+    """Have no two rows of a conversation the same value?"""
+    return len({(str(row.get(group or "")), str(row.get(place))) for row in rows}) == len(rows)
 
 
 def _differs(rows: Sequence[Row], group: str | None, place: str) -> bool:

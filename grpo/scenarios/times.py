@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, date, datetime
 from typing import Any
 
 _LEAST, _MOST = -(10**15), 10**15  # milliseconds of years from 29,700 BC to 33,700
+
+_TIME_OF_DAY = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))?(?:\s*([ap])\.?m\.?)?", re.IGNORECASE)
 
 
 def instant(value: Any) -> float:
@@ -14,7 +17,8 @@ def instant(value: Any) -> float:
 
         2026-11-20T09:00:00+02:00 → 1795330800.0      2026-11-20 07:00:00 UTC → 1795330800.0      17 → 17.0
 
-    Raises `ValueError` if a text is neither an ISO 8601 time nor a number.
+    Of a time of day, such as 10:04 or 1:30:05 PM, it is the seconds since midnight. Raises `ValueError` if a text is
+    neither an ISO 8601 time, nor a time of day, nor a number.
     """
     if isinstance(value, datetime):
         return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
@@ -25,6 +29,8 @@ def instant(value: Any) -> float:
     else:
         text = str(value).strip()
         parsed = _iso(text)
+        if parsed is None:
+            parsed = time_of_day(text)
         if parsed is not None:
             return parsed
         try:
@@ -34,6 +40,19 @@ def instant(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"not a time: {str(value)[:80]} is neither an ISO 8601 time nor a number")
     return number
+
+
+def time_of_day(value: Any) -> float | None:
+    """Seconds since midnight of a time without a date. None for anything else."""
+    match = _TIME_OF_DAY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return None
+    hour, minute, second, half = int(match[1]), int(match[2]), float(match[3] or 0), (match[4] or "").lower()
+    if half:
+        if not 1 <= hour <= 12:
+            return None
+        hour = hour % 12 + (12 if half == "p" else 0)
+    return 3600 * hour + 60 * minute + second
 
 
 def _iso(text: str) -> float | None:

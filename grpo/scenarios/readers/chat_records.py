@@ -340,12 +340,17 @@ def _check_order(messages: Any, settings: ChatSettings) -> None:
     """Raise `ValueError` if each message is older than the one before it, as APIs list the newest first.
 
     Two messages do not show it if the user begins, because clocks differ and questions are edited. Small numbers are
-    durations if the user begins.
+    durations if the user begins. In any other order, it is raised if a message of the agent is older than the agent's
+    message before it, because the agent's messages are not edited.
     """
     if not isinstance(messages, list) or len(messages) < 2 or not all(isinstance(item, dict) for item in messages):
         return
-    name = value_at(messages[0], settings.names.get("role", "role")) or messages[0].get("from")
-    speaker = settings.tags.get(str(name)) or SPEAKERS.get(speaker_name(name))
+
+    def speaker_of(message: Mapping[str, Any]) -> str | None:
+        name = value_at(message, settings.names.get("role", "role")) or message.get("from")
+        return settings.tags.get(str(name)) or SPEAKERS.get(speaker_name(name))
+
+    speaker = speaker_of(messages[0])
     for name in filter(is_time_name, messages[0]):
         if not all(name in item for item in messages):
             continue
@@ -355,6 +360,9 @@ def _check_order(messages: Any, settings: ChatSettings) -> None:
         falls = times == sorted({*times}, reverse=True)  # type: ignore[type-var]
         if falls and (speaker == "assistant" or (len(times) > 2 and times[-1] > _LONGEST_DURATION)):  # type: ignore[operator]
             raise ValueError(f"the newest message comes first, by {name}. Sort them by it, or read them as rows")
+        replies = [time for time, item in zip(times, messages, strict=True) if speaker_of(item) == "assistant"]
+        if replies and replies != sorted(replies) and min(replies) > _LONGEST_DURATION:  # type: ignore[type-var, operator]
+            raise ValueError(f"the agent's messages are not in the order of {name}. Sort them, or read them as rows")
 
 
 def _but(table: Mapping[str, str], *read: str) -> dict[str, str]:

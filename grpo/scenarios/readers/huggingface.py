@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo.config.scenarios import HuggingFaceSource
+from grpo.config.scenarios import HuggingFaceSource, Source
 from grpo.data_errors import error_text, try_call
 from grpo.errors import DataError
 from grpo.parquet_rows import BATCH_ROWS, check_rows
@@ -16,6 +17,9 @@ from grpo.scenarios.readers.files.row_fields import Fields, row_record
 from grpo.scenarios.readers.mapped_columns import check_present
 from grpo.scenarios.readers.table_rows import interpret, is_plain, wanted_columns
 from grpo.scenarios.records import SourceRecord
+
+_SPLITS = "dataset_dict.json"
+"""File of a folder that holds several splits, with their names."""
 
 
 def read_huggingface(source: HuggingFaceSource, path: Path) -> Iterator[SourceRecord]:
@@ -41,6 +45,13 @@ def read_huggingface(source: HuggingFaceSource, path: Path) -> Iterator[SourceRe
     else:
         check_present(path, wanted_columns(source), dataset.column_names)
         yield from interpret(source, path, _records(path, dataset, fields=dict))
+
+
+def other_splits(source: Source) -> list[str]:
+    """Splits of a saved dataset that the source does not read."""
+    if not isinstance(source, HuggingFaceSource) or not (index := Path(source.path) / _SPLITS).is_file():
+        return []
+    return [name for name in json.loads(index.read_text(encoding="utf-8"))["splits"] if name != source.split]
 
 
 def _records(path: Path, dataset: Any, fields: Fields | None) -> Iterator[SourceRecord]:

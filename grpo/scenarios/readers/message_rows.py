@@ -9,17 +9,19 @@
 
 Rows of a conversation may be anywhere in the table. They are kept in a temporary file, so that memory does not grow
 with the table. A row is quarantined if it names no conversation, unless the settings leave it out. A conversation is
-quarantined if it has an unknown speaker or a row that cannot be read. Of the versions of a message that was written
-again, the shown one is read, see `message_links`.
+quarantined if it has an unknown speaker or a row that cannot be read. If the cells of a row cannot be told apart, e.g.
+because it has one too many, it may belong to the conversations of the rows before and after it, so that both are
+quarantined. Rows that are the same message again, by its id, are read once. Of the versions of a message that was
+written again, the shown one is read, see `message_links`.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,9 @@ _TABLE = """
 _SHOWN = 80  # characters of a value in a reason
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 _PROBLEM = "problem of the row"
+_MESSAGE_IDS = {"messageid", "msgid", "commentid", "eventid"}
+_ID = "id of the message"
+_REPEATED = "row: the same message again"
 _MEDIA = {"attachment", "attachments", "photo", "photos", "images", "videos"}
 """Columns of what a message has besides its text."""
 _WHOLE_TABLE = "chat"
@@ -70,17 +75,49 @@ def read_message_rows(
     """
     with closing(sqlite3.connect("", isolation_level=None)) as database:  # SQLite deletes a nameless database
         database.executescript(_TABLE)
+        table = _Table()
         for record in records:
-            broken = _keep(database, record, settings, columns)
+            broken = _keep(database, table, record, settings, columns)
             if broken is not None:
                 yield broken
         for chat, line in database.execute("SELECT chat, MIN(line) FROM rows GROUP BY chat ORDER BY MIN(number)"):
             record = SourceRecord(source=str(path), line=line, data={"chat": chat}, raw=chat)
-            yield convert_record(record, partial(_fields, database, settings, columns))
+            yield convert_record(record, partial(_fields, database, table, settings, columns))
+
+
+@dataclass(slots=True)
+class _Table:
+    """What the rows tell about the whole table."""
+
+    chat: str | None = None
+    """Conversation of the last row."""
+    times: tuple[float, ...] | None = None
+    """What the last row is ordered by, if it can be read."""
+    broken_line: int | None = None
+    """Line of the last row, if its cells cannot be told apart."""
+    rises: int = 0
+    falls: int = 0
+    """Number of rows that are later or earlier than the row before them, of the same conversation."""
+
+    @property
+    def newest_first(self) -> bool:
+        """True if no row of a conversation is later than the row before it. Then rows of the same time are, too."""
+        return self.falls > 0 and self.rises == 0
+
+    def add(self, chat: str, times: tuple[float, ...] | None) -> None:
+        """Compare a row with the row before it."""
+        if times is not None and self.times is not None and chat == self.chat:
+            self.rises += times > self.times
+            self.falls += times < self.times
+        self.chat, self.times, self.broken_line = chat, times, None
 
 
 def _keep(
-    database: sqlite3.Connection, record: SourceRecord, settings: MessageRows, columns: Mapping[str, str]
+    database: sqlite3.Connection,
+    table: _Table,
+    record: SourceRecord,
+    settings: MessageRows,
+    columns: Mapping[str, str],
 ) -> SourceRecord | None:
     """Keep a row. If it belongs to no conversation, return the record with its problem.
 
@@ -88,6 +125,9 @@ def _keep(
     """
     cells = record.data
     if cells is None:
+        if table.chat is not None:
+            _insert_problem(database, table.chat, record.line)
+        table.broken_line = record.line
         return record
     if settings.group_by is not None and not is_there(cells, settings.group_by) and _is_left_out(cells, settings):
         return None
@@ -95,12 +135,25 @@ def _keep(
     if isinstance(chat, Exception):
         return convert_record(record, partial(_raise, chat))
     content = try_call(lambda: _row(cells, settings, columns))
+    if table.broken_line is not None:
+        _insert_problem(database, chat, table.broken_line)
+    times = try_call(lambda: _times(lambda name: value_at(cells, name), settings)) if settings.orders else None
+    table.add(chat, None if isinstance(times, Exception) else times)
     kept = json.dumps({_PROBLEM: str(content)}) if isinstance(content, Exception) else content
+    _insert(database, chat, record.line, kept)
+    return None
+
+
+def _insert_problem(database: sqlite3.Connection, chat: str, line: int) -> None:
+    """Quarantine a conversation, because a row next to it cannot be read and may be one of its messages."""
+    _insert(database, chat, line, json.dumps({_PROBLEM: f"a neighbouring row cannot be read: line {line}"}))
+
+
+def _insert(database: sqlite3.Connection, chat: str, line: int, content: str) -> None:
     try:
-        database.execute("INSERT INTO rows (chat, line, content) VALUES (?, ?, ?)", (chat, record.line, kept))
+        database.execute("INSERT INTO rows (chat, line, content) VALUES (?, ?, ?)", (chat, line, content))
     except sqlite3.OperationalError as error:
         raise StorageError(f"rows cannot be kept on disk: {error}. Free space or set TMPDIR elsewhere") from error
-    return None
 
 
 def _raise(error: Exception, cells: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +191,8 @@ def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, 
                 "it is a list of parts. Write the chats as lists of messages with tool_calls, or leave the column out"
             )
     kept = {**links(cells), **{name: value_at(cells, name) for name in places}}
+    if (name := next((name for name in cells if folded(name) in _MESSAGE_IDS), None)) is not None:
+        kept[_ID] = cells[name]
     if binary := next((name for name, cell in kept.items() if isinstance(cell, bytes)), None):
         raise ValueError(f"column {binary} is not a text: it has {len(kept[binary])} bytes that are not UTF-8")
     content = json.dumps(kept, default=str, ensure_ascii=False)
@@ -195,7 +250,11 @@ def _text(value: Any) -> str:
 
 
 def _fields(
-    database: sqlite3.Connection, settings: MessageRows, columns: Mapping[str, str], data: dict[str, Any]
+    database: sqlite3.Connection,
+    table: _Table,
+    settings: MessageRows,
+    columns: Mapping[str, str],
+    data: dict[str, Any],
 ) -> Converted:
     chat = data["chat"]
     query = "SELECT content FROM rows WHERE chat = ? ORDER BY number LIMIT ?"
@@ -204,13 +263,15 @@ def _fields(
         raise ValueError(f"over-long chat: over {MAX_MESSAGES} messages")
     if (problem := next((row[_PROBLEM] for row in rows if _PROBLEM in row), None)) is not None:
         raise ValueError(problem)
-    excluded = [row for row in rows if _is_left_out(row, settings)]
-    ordered = _ordered([row for row in rows if not _is_left_out(row, settings)], settings)
+    distinct = _without_repeats(rows)
+    excluded = [row for row in distinct if _is_left_out(row, settings)]
+    ordered = _ordered([row for row in distinct if not _is_left_out(row, settings)], table, settings)
     spoken = [_messages(row, settings) for row in ordered]
     speakers = [*(None for _ in excluded), *map(_speaker, spoken)]
     shown = shown_versions([*excluded, *ordered], speakers)[len(excluded) :]
     messages = _joined(message for parts, is_shown in zip(spoken, shown, strict=True) if is_shown for message in parts)
     ignored = [_why_left_out(row, settings) for row in excluded] + ([] if all(shown) else [OTHER_BRANCHES])
+    ignored += [_REPEATED] * (len(rows) - len(distinct))
     logged = LoggedChat(messages=messages, ignored=tuple(ignored))
     fields = {**chat_fields(logged, users=settings.users), **ChatOrigin(id=chat, source=SOURCE).fields()}
     return merge_fields(fields, map_cells(columns, ordered[0])), logged.all_ignored
@@ -234,16 +295,36 @@ def _speaker(messages: Sequence[LoggedMessage]) -> str | None:
     return messages[0].role if messages and messages[0].role != "tool" else None
 
 
-def _ordered(rows: Sequence[dict[str, Any]], settings: MessageRows) -> list[dict[str, Any]]:
-    """Rows by their order column. Rows with the same time keep the order of the table."""
-    name = settings.order
-    if name is None:
+def _without_repeats(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without those that are equal to an earlier one with the same id of a message."""
+    known: list[dict[str, Any]] = []
+    by_id: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        same = by_id.setdefault(_text(row[_ID]), []) if row.get(_ID) not in (None, "") else []
+        if row not in same:
+            same.append(row)
+            known.append(row)
+    return known
+
+
+def _times(cell: Callable[[str], Any], settings: MessageRows) -> tuple[float, ...]:
+    """What a row is ordered by. Raises `ValueError` if it cannot be read."""
+    times = []
+    for name in settings.orders:
+        try:
+            times.append(instant(cell(name)))
+        except ValueError as error:
+            shown = excerpt(_text(cell(name)), _SHOWN)
+            raise ValueError(f"order cannot be read: column {name} is {shown}, {error}") from error
+    return tuple(times)
+
+
+def _ordered(rows: Sequence[dict[str, Any]], table: _Table, settings: MessageRows) -> list[dict[str, Any]]:
+    """Rows by their order columns. Rows with the same time keep the order of the table, from its end if it falls."""
+    if not settings.orders:
         return list(rows)
-    keys = [try_call(partial(instant, row[name])) for row in rows]
-    for row, key in zip(rows, keys, strict=True):
-        if isinstance(key, Exception):
-            raise ValueError(f"order cannot be read: column {name} is {excerpt(_text(row[name]), _SHOWN)}, {key}")
-    return [row for _, row in sorted(zip(keys, rows, strict=True), key=lambda pair: pair[0])]  # type: ignore[return-value, arg-type]
+    read = reversed(rows) if table.newest_first else rows
+    return sorted(read, key=lambda row: _times(row.__getitem__, settings))
 
 
 def _messages(row: Mapping[str, Any], settings: MessageRows) -> list[LoggedMessage]:

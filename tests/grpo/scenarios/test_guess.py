@@ -121,3 +121,64 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
     """A read error of a disk or a share has no name of its own. This file of Linux gives one for the first byte."""
     with pytest.raises(DataError, match=r"^source /proc/self/mem cannot be read at its beginning: OSError.*Fix it"):
         guess_source(Path("/proc/self/mem"))
+
+
+def _guessed(path: Path, rows: list[dict[str, Any]]) -> Any:
+    write_rows(path, rows)
+    return guess_source(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "order"),
+    [
+        ({"seq": [2, 1]}, "seq"),
+        ({"seq": [1, 1]}, None),
+        ({"date": ["2026-01-01"] * 2, "time": ["10:02", "10:01"]}, ["date", "time"]),
+        ({"time": ["10:02 AM", "10:01 AM"]}, "time"),
+        ({"created_at": ["2026-01-01 10:01"] * 2 + ["2026-01-01 10:02"], "message_id": [3, 2, 4]},
+         ["created_at", "message_id"]),
+        ({"created_at": ["2026-01-01 10:01", "2026-01-01 10:02"], "message_id": [3, 2]}, "created_at"),
+        ({"message_id": [2, 1]}, None),
+    ],
+)  # fmt: skip
+def test_the_order_of_messages_is_found(tmp_path: Path, columns: dict[str, list[Any]], order: Any) -> None:
+    """By a number that no two messages share, and by the date in front of the time of day."""
+    rows = [
+        {"ticket_id": "t", "role": "agent" if k == 0 else "customer", "body": str(k)}
+        | {name: cells[k] for name, cells in columns.items()}
+        for k in range(len(next(iter(columns.values()))))
+    ]
+    found = _guessed(tmp_path / "a.csv", rows).messages.order
+    assert found == (tuple(order) if isinstance(order, list) else order)
+
+
+@pytest.mark.parametrize("name", ["prompt", "question"])
+@pytest.mark.parametrize("written", [json.dumps, str])
+def test_messages_in_the_column_of_a_question_are_no_text(tmp_path: Path, name: str, written: Any) -> None:
+    """Pairs with messages in the prompt, and tables that pandas wrote."""
+    messages = written([{"role": "user", "content": "It's late."}])
+    rows = [{name: messages, "chosen": "a", "rejected": "b"}] * 2
+    with pytest.raises(DataError, match=rf"column {name} is not a text: it has a list of messages with role, content"):
+        _guessed(tmp_path / "a.csv", rows)
+
+
+def test_an_answer_next_to_the_ground_truth_is_no_reference(tmp_path: Path) -> None:
+    """Tables of evaluations have what a model has replied, and what is right."""
+    rows = [{"question": "1 + 1?", "answer": "3", "ground_truth": "2"}] * 2
+    assert _guessed(tmp_path / "a.jsonl", rows).columns["expected.responses"] == "ground_truth"
+
+
+def test_broken_quotes_are_named(tmp_path: Path) -> None:
+    """If no row can be read."""
+    path = tmp_path / "a.csv"
+    path.write_text('question,answer\n"He said \\"hi\\", ok",r\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.csv:2 broken quoting"):
+        guess_source(path)
+
+
+def test_blank_lines_of_a_table_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer\r\n\r\na,b\r\n\r\n", encoding="utf-8")
+    (record,) = read_records(guess_source(path))
+    assert record.data is not None
+    assert record.data["user_responses"] == ["a"]

@@ -87,9 +87,11 @@ def read_rows(
                 header = _read_header(path, cells, required, all_columns=all_columns)
             elif isinstance(cells, str):
                 yield from _lines(text, cells) if cells == _UNCLOSED else (_broken(text.line, text.text, cells),)
+            elif not cells:
+                continue
             elif settings.quoting is None and (problem := _swallowed(cells, delimiter)) is not None:
                 yield from _lines(text, problem)
-            elif cells:
+            else:
                 yield _row(text.line, header, cells, _clean(text.text), encoding)
         if header is None:
             _read_header(path, [], required, all_columns=all_columns)

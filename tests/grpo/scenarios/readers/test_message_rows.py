@@ -176,3 +176,65 @@ def test_calls_in_another_column_are_not_left_out(tmp_path: Path, column: dict[s
     rows[1] = {"role": "bot", "text": ANSWERED, "metadata": {"tool_calls": []}, "tool_calls": []}
     (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
     assert turns(record) == ([ASKED], [ANSWERED])
+
+
+def test_the_conversations_beside_an_unreadable_row_are_quarantined(tmp_path: Path) -> None:
+    """The row may be one of their messages. Other conversations are read."""
+    lines = [
+        json.dumps({"chat": chat, "role": role, "text": f"{chat} {role}"})
+        for chat in ("a", "b", "c", "d")
+        for role in ("user", "assistant")
+    ]
+    lines.insert(4, '{"chat": "b", "role": "user", "text": "cut')
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    settings = MessageRows(group_by="chat", speaker="role", text="text")
+    records = list(read_records(FileSource(kind="jsonl", path=str(path), messages=settings)))
+    broken = [record for record in records if record.data is None]
+    assert (broken[0].line, (broken[0].problem or "").split(":")[0]) == (5, "broken JSON")
+    assert [record.problem for record in broken[1:]] == ["a neighbouring row cannot be read: line 5"] * 2
+    assert [turns(record)[0] for record in records if record.data is not None] == [["a user"], ["d user"]]
+
+
+def _said(*times: Any, **more: list[Any]) -> list[dict[str, Any]]:
+    """Messages 3, 2, 1 of one conversation, the newest first."""
+    roles = ("user", "assistant", "user")
+    rows = [{"role": role, "text": str(3 - k), "at": at} for k, (role, at) in enumerate(zip(roles, times, strict=True))]
+    return [row | {name: cells[k] for name, cells in more.items()} for k, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "order"),
+    [
+        (_said("10:03", "10:02", "10:01"), "at"),
+        (_said("1:01 PM", "12:02 p.m.", "11:59:59 am"), "at"),
+        (_said("9:00", "23:00", "22:00", day=["2026-01-02", "2026-01-01", "2026-01-01"]), ["day", "at"]),
+        (_said("10:02", "10:02", "10:01"), "at"),  # the table falls, so that rows of the same time fall as well
+        (_said("10:01", "10:01", "10:01", n=[3, 2, 1]), ["at", "n"]),
+    ],
+    ids=["time", "half days", "date and time", "a table that falls", "number"],
+)
+def test_messages_are_ordered_by_their_columns(tmp_path: Path, rows: list[dict[str, Any]], order: Any) -> None:
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text", order=order)
+    assert turns(record) == (["1", "3"], ["2"])
+
+
+def test_rows_of_the_same_time_keep_the_order_of_a_table_that_rises(tmp_path: Path) -> None:
+    rows = [{"role": role, "text": role, "at": at} for role, at in (("user", 1), ("bot", 2), ("user", 2), ("bot", 2))]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text", order="at")
+    assert turns(record) == (["user", "user"], ["bot", "bot"])
+
+
+def test_the_same_message_again_is_read_once(tmp_path: Path) -> None:
+    """By its id. Without one, somebody may have said the same again."""
+    rows = [
+        {"role": "user", "text": "Hi.", "message_id": "1"},
+        {"role": "user", "text": "Hi.", "message_id": "1"},
+        {"role": "bot", "text": "Hello.", "message_id": "2"},
+        {"role": "bot", "text": "Hello.", "message_id": "3"},
+    ]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
+    assert turns(record) == (["Hi."], ["Hello.\nHello."])
+    assert list(record.ignored) == ["row: the same message again"]
+    (record,) = read(tmp_path / "a.jsonl", [row | {"message_id": None} for row in rows], speaker="role", text="text")
+    assert turns(record) == (["Hi.\nHi."], ["Hello.\nHello."])

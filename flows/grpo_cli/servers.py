@@ -134,6 +134,7 @@ def env() -> None:
     variables = {"PREFECT_API_URL": prefect_service(home).require_address(), CLIENT: login(home, "prefect")}
     if (tracking := mlflow_service(home).address()) is not None:
         variables |= {"MLFLOW_TRACKING_URI": tracking, **login_variables(home, "mlflow")}
+    variables |= settings.exported_addresses(home, variables)
     variables |= {name: os.environ[name] for name in ("NO_PROXY", "no_proxy") if name in os.environ}
     for name, value in variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")

@@ -327,11 +327,18 @@ def _check_sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
         detail = f"{path}, made by the first run or by `grpo migrate`"
         checked = _check_folder(name, path.parent, remedy=f"Fix the permissions of the folder, or set {setting}")
         return checked if checked.state == "problem" else checked.model_copy(update={"detail": detail})
+    if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK):
+        return _store_check(name, f"{path} or its folder may not be read and written", "Fix the permissions")
     try:
         with closing(sqlite3.connect(path, timeout=5)) as database:
             database.execute("PRAGMA schema_version")
     except sqlite3.Error as error:
-        remedy = f"Restore a backup, move the file away and call `grpo migrate`, or set {setting}"
+        is_locked = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        remedy = (
+            "Another program holds the database open. Try again when it has ended"
+            if is_locked
+            else f"Restore a backup, move the file away and call `grpo migrate`, or set {setting}"
+        )
         return _store_check(name, f"the records of {name} in {path} cannot be used: {error}", remedy)
     return _check_schema(name, f"sqlite:///{path}", str(path))
 

@@ -113,11 +113,11 @@ def load_deployed(file: str | Path, kind: type[Settings], overrides: Sequence[st
     if issubclass(kind, PipelineConfig):
         return load_config(file, tuple(overrides))
     config = load_settings(file, kind)
-    if not overrides:
-        return config
     if isinstance(config, RetrainConfig):
         config = config.model_copy(update={"overrides": (*config.overrides, *overrides)})
-        config.load_pipeline()
+        config.load_pipeline()  # so that a run that could never begin is refused before it is scheduled
+    if not overrides:
+        return config
     if isinstance(config, TuneConfig):
         config = config.model_copy(update={"base": apply_overrides(config.base, tuple(overrides))})
     return config

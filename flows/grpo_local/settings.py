@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +40,13 @@ _LOGINS = (
     *("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"),
     *("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
 )
+EXPORTED = "GRPO_EXPORTED_ADDRESSES"
+"""Variable with the home and the addresses for which `grpo env` has written exports."""
+_SERVERS = {
+    "PREFECT_API_URL": ("prefect", ("PREFECT_API_AUTH_STRING",)),
+    "MLFLOW_TRACKING_URI": ("mlflow", ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")),
+}
+"""Variable of the address of each server, the server's name, and the variables of its login."""
 _PROXIES = ("http", "https", "all")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _command_start: list[float] = []
@@ -116,6 +124,7 @@ def apply() -> Path:
     keep_private()
     _trim()
     bypass_proxies()
+    _forget_stopped_servers(folder)
     os.environ.setdefault(OFFLINE, os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "0")
     for name, value in {**offline_variables(), **home_variables(folder)}.items():
         os.environ.setdefault(name, value)
@@ -126,6 +135,31 @@ def apply() -> Path:
 
         lend_mlflow_login(folder)
     return folder
+
+
+def exported_addresses(home: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variable by which a later command knows that `grpo env` has set these variables for the servers of `home`."""
+    return {EXPORTED: json.dumps({"home": str(home), **{name: variables.get(name) for name in _SERVERS}})}
+
+
+def _forget_stopped_servers(home: Path) -> None:
+    """Unset the addresses that `grpo env` has set for servers of this home, if they do not run any more.
+
+    Otherwise `grpo up` would wait for these servers instead of starting them.
+    """
+    try:
+        exported = json.loads(os.environ.pop(EXPORTED, "{}"))
+    except ValueError:
+        return
+    if not isinstance(exported, dict) or exported.get("home") != str(home):
+        return
+    from grpo_local.managed_process import ManagedProcess
+
+    for address, (name, logins) in _SERVERS.items():
+        is_exported = os.environ.get(address) == exported.get(address)
+        if is_exported and ManagedProcess(name=name, home=home, arguments=()).address() is None:
+            for variable in (address, *logins):
+                os.environ.pop(variable, None)
 
 
 def _trim() -> None:

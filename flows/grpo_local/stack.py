@@ -113,19 +113,23 @@ def down(home: Path) -> list[str]:
         prefect = prefect_service(home)
         if "PREFECT_API_URL" not in os.environ and (url := prefect.address()) is not None:
             os.environ.update({"PREFECT_API_URL": url, CLIENT: login(home, "prefect")})
-        if "PREFECT_API_URL" in os.environ:
-            from prefect import get_client
+        try:
+            if "PREFECT_API_URL" in os.environ:
+                _reschedule(home)
+        finally:  # also if Prefect does not answer
+            in_use = [server.name for server in (mlflow_service(home), prefect) if not server.stop_if_unused()]
+        return [f"another grpo command uses {name}, which stops when that command ends" for name in in_use]
 
-            from grpo_local.workers.recovery import reschedule_lost_runs
 
-            with get_client(sync_client=True) as client:
-                for pool in POOLS:
-                    reschedule_lost_runs(client, pool, worker_name(home, pool), worker_dead=True)
-        return [
-            f"another grpo command uses {server.name}, which stops when that command ends"
-            for server in (mlflow_service(home), prefect)
-            if not server.stop_if_unused()
-        ]
+def _reschedule(home: Path) -> None:
+    """Let the next workers continue the runs of the workers of this home, which have been killed."""
+    from prefect import get_client
+
+    from grpo_local.workers.recovery import reschedule_lost_runs
+
+    with get_client(sync_client=True) as client:
+        for pool in POOLS:
+            reschedule_lost_runs(client, pool, worker_name(home, pool), worker_dead=True)
 
 
 def running_services(home: Path) -> dict[str, bool]:

@@ -22,8 +22,8 @@ _REMEDIES = {
     errno.EDQUOT: f"the quota is used up: free space, or {_ELSEWHERE}",
     errno.EFBIG: "it would be larger than a file of this process may be: raise the limit (`ulimit -f`)",
     errno.EROFS: f"the file system is read-only: {_ELSEWHERE}",
-    errno.EACCES: "the store may not be written: fix its permissions or set `store` elsewhere",
-    errno.EPERM: "the store may not be written: fix its permissions or set `store` elsewhere",
+    errno.EACCES: f"permission denied: fix the permissions, or {_ELSEWHERE}",
+    errno.EPERM: f"permission denied: fix the permissions, or {_ELSEWHERE}",
 }
 _OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Only a write is refused with these numbers, so that the place of the file does not matter."""
@@ -63,7 +63,8 @@ def storage_error(error: BaseException, place: str) -> StorageError | None:
         number = _number(cause)
         at = str(_file_of(cause) or place)
         if number in _OF_WRITES or (cause is error and number in _REMEDIES and at.startswith(place)):
-            return StorageError(f"cannot write {at}: {_REMEDIES[number]}")
+            action = "write" if number in _OF_WRITES else "use"
+            return StorageError(f"cannot {action} {at}: {_REMEDIES[number]}")
     return None
 
 

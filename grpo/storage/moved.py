@@ -126,11 +126,11 @@ def _former_places(database: Path) -> list[Path]:
     """
     if not database.is_file():
         return []
-    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
-        try:
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
             rows = connection.execute("SELECT experiment_id, name, artifact_location FROM experiments").fetchall()
-        except sqlite3.DatabaseError:  # no tables yet, or damaged: MLflow reports it when it opens the database
-            return []
+    except sqlite3.DatabaseError:  # no tables yet, unreadable or damaged: the check of the database reports it
+        return []
     places = dict.fromkeys(place for row in rows for place in _home_of(*map(str, row)))
     return [place for place in places if Path(os.path.realpath(place)) != home()]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sqlite3
 from contextlib import closing
@@ -119,7 +120,11 @@ def _revision_of_file(database: str, uri: str) -> str | None:
             tables = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [_TABLE]).fetchall()
             return next((str(row[0]) for row in connection.execute(_QUERY)), None) if tables else None
     except sqlite3.Error as error:
-        raise ConfigError(f"{database} cannot be read: {error}. Restore a backup") from error
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"{database} may not be read. Fix its permissions") from error
+        is_locked = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        remedy = "Another program holds it open. Try again when it has ended" if is_locked else "Restore a backup"
+        raise ConfigError(f"{database} cannot be read: {error}. {remedy}") from error
 
 
 def _revision_on_server(database: str, uri: str) -> str | None:

@@ -280,10 +280,21 @@ GUESSES = (
         condition=(
             "a column is named as the time or the number of a message (`created_at`, `timestamp`, "
             "`message_created_at`, `turn`), and its values differ within conversations. `due_date` and `response_time` "
-            "are not such names"
+            "are not such names. Otherwise a column such as `seq`, `step` or `index` orders them, if it has another "
+            "number for each message of a conversation"
         ),
         rows=desk(3, due_date=lambda c, k: f"2026-12-{20 - k}", created_at=minute),
         settings={"messages.order": "created_at"},
+    ),
+    GuessRow(
+        guess="orders rows by two columns",
+        condition=(
+            "a time of day has its date in another column (`order: [date, time]`), or messages have the same time and "
+            "a column has their numbers (`order: [created_at, message_id]`). If there is no such column, messages of "
+            "the same time stay in the order of the table, or in the reverse order if the newest messages come first"
+        ),
+        rows=desk(3, date=lambda c, k: "2026-12-20", time=lambda c, k: f"10:0{k}"),
+        settings={"messages.order": ["date", "time"]},
     ),
     GuessRow(
         guess="leaves rows out (`without`)",

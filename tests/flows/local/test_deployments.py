@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -135,6 +136,15 @@ def test_what_is_laid_over_all_runs_reaches_those_that_are_repeated_and_varied(m
     monkeypatch.setenv("GRPO_DEPLOY_SET", '["stores=x"]')
     with pytest.raises(ConfigError, match="stores"):
         load_parameters(str(folder / "retrain.yaml"), "grpo.config.retraining:RetrainConfig")
+
+
+def test_a_retraining_of_a_run_that_is_missing_is_refused(tmp_path: Path):
+    """When it is deployed, and not in each of its nights."""
+    file = tmp_path / "retrain.yaml"
+    text = (ROOT / "data" / "configs" / "retrain.yaml").read_text(encoding="utf-8")
+    file.write_text(re.sub(r"(?m)^pipeline: .*$", "pipeline: missing.yaml", text), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"missing\.yaml"):
+        load_parameters(str(file), "grpo.config.retraining:RetrainConfig")
 
 
 @pytest.mark.usefixtures("server")

@@ -148,3 +148,29 @@ def test_the_servers_of_a_home_read_no_settings_of_another_project(tmp_path: Pat
     server = prefect_service(tmp_path)
     assert server.working_folder == tmp_path
     assert "PREFECT_SERVER_API_BASE_PATH" not in server.variables
+
+
+def test_addresses_of_stopped_servers_are_forgotten(tmp_path: Path):
+    """Those that `grpo env` has exported. What the user has set, and what another home has exported, stays."""
+    servers = {
+        "PREFECT_API_URL": "http://127.0.0.1:9/api",
+        "PREFECT_API_AUTH_STRING": "admin:a",
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+        "MLFLOW_TRACKING_USERNAME": "admin",
+        "MLFLOW_TRACKING_PASSWORD": "b",
+    }
+    names = (*servers, settings.EXPORTED)
+
+    def left(**given: str) -> list[str | None]:
+        clean = dict.fromkeys(names) | servers | {"GRPO_HOME": str(tmp_path), **given}
+        with variables_set(clean):
+            settings.apply()
+            return [os.environ.get(name) for name in names]
+
+    own, other = (settings.exported_addresses(folder, servers) for folder in (tmp_path, tmp_path / "other"))
+    own_database = f"sqlite:///{tmp_path}/mlflow.db"
+    assert left(**own) == [None, None, own_database, None, None, None]
+    for kept in ({}, other, {settings.EXPORTED: "{"}, {settings.EXPORTED: "[]"}):
+        assert left(**kept) == [*servers.values(), None]
+    changed = left(**own, PREFECT_API_URL="http://elsewhere/api")
+    assert changed == ["http://elsewhere/api", "admin:a", own_database, None, None, None]

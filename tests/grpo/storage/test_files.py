@@ -127,7 +127,7 @@ def test_what_is_not_about_the_store_stays_as_it_is(error: Exception):
 def test_missing_permissions_are_reported_for_the_store_alone():
     """The place is the file that was refused."""
     refused = PermissionError(errno.EACCES, "Permission denied", "/there/x")
-    assert "cannot write /there/x: the store may not be written" in str(storage_error(refused, "/there"))
+    assert "cannot use /there/x: permission denied" in str(storage_error(refused, "/there"))
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path):

@@ -23,6 +23,8 @@ from pydantic import (
 MAX_TURNS = 64
 MAX_TURN_CHARS = 8_000
 
+CATEGORY_CHARACTERS = 200
+"""Most characters of a category."""
 Domain = Literal["customer_service", "technical_support", "sales", "education", "tool_use", "general"]
 Difficulty = Literal["easy", "medium", "hard", "unknown"]
 SplitName = Literal["train", "heldout"]
@@ -123,7 +125,7 @@ class Metadata(_Record):
 
     difficulty: Difficulty = "unknown"
     """Group of results besides the category."""
-    category: str = Field(default="general", min_length=1, max_length=200)
+    category: str = Field(default="general", min_length=1, max_length=CATEGORY_CHARACTERS)
     """Group of results, and of the category gate. For triage, the right team."""
     source: str = ""
     """Data set or log that it comes from."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import socket
 import sys
 import time
@@ -261,8 +262,12 @@ class ChatServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`. It would close WebSockets at once, so this waits until their replies have been sent."""
-        deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
-        while self._service.streaming and not self.force_exit and time.monotonic() < deadline:
+        """See `uvicorn.Server`. It would close the port and WebSockets at once.
+
+        So this waits until all replies have been sent. Until then probes are answered, and new requests get 503.
+        """
+        service, deadline = self._service, time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
+        while (service.streaming or service.requests) and not self.force_exit and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
+        self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - time.monotonic()))
         await super().shutdown(sockets)

@@ -21,7 +21,7 @@ from grpo.log.folder import ServedLog
 from grpo.log.join import join
 from grpo.log.records import Feedback
 from grpo.serving.access.callers import SCOPES
-from grpo.serving.requests.conversations import Joined
+from grpo.serving.requests.answered_turns import Joined
 from grpo.serving.requests.feedback import FeedbackRequest
 from grpo_cli.app import app
 from tests.command_lines import commands_of

@@ -8,14 +8,16 @@ storage elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import Field, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from grpo.config.agent import StrategyName
 from grpo.log.ids import turn_of
 from grpo.messages import Message, Tool
+from grpo.scenario import CATEGORY_CHARACTERS, Domain
 from grpo.serving.protocol.chat_messages import ChatMessage, to_messages
+from grpo.serving.protocol.chat_response import turn_of_call
 from grpo.serving.protocol.chat_tools import (
     MAX_TOOLS,
     AllowedToolsChoice,
@@ -98,10 +100,24 @@ class ChatRequest(SamplingRequest):
         if self.top_logprobs and not self.logprobs:
             raise Fault("top_logprobs", "top_logprobs is read only if logprobs is true")
         self._characters = self._count_characters()
+        self._check_metadata()
         names = [tool.function.name for tool in self.tools or ()]
         if len({*names}) != len(names):
             raise Fault("tools", "two tools have one name")
         return self
+
+    def _check_metadata(self) -> None:
+        """Raise `Fault` if a label would keep the conversation from becoming a scenario, or a second id differs."""
+        labels = self.labels
+        if "domain" in labels and labels["domain"] not in get_args(Domain):
+            domains = ", ".join(get_args(Domain))
+            raise Fault("metadata.domain", f"domain is a label of the conversation, one of {domains}. Rename the key")
+        if not 0 < len(labels.get("category", "general")) <= CATEGORY_CHARACTERS:
+            message = f"category is a label of the conversation with 1 to {CATEGORY_CHARACTERS} characters"
+            raise Fault("metadata.category", message)
+        name = (self.metadata or {}).get("conversation_id")
+        if None not in (name, self.conversation_id) and name != self.conversation_id:
+            raise Fault("metadata.conversation_id", "conversation_id is given twice, with different values")
 
     def _count_characters(self) -> int:
         functions = [tool.function for tool in self.tools or ()]
@@ -128,6 +144,12 @@ class ChatRequest(SamplingRequest):
     def previous_turn(self) -> str | None:
         """Id of the turn that this request continues, if it is given."""
         return self._previous
+
+    @property
+    def called_turn(self) -> str | None:
+        """Id of the turn with the calls whose results the request begins with. None if it begins with no result."""
+        call = self.messages[0].tool_call_id if self.messages[0].role == "tool" else None
+        return None if call is None else turn_of_call(call)
 
     @property
     def instructions(self) -> str | None:

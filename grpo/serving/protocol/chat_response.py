@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -148,6 +149,12 @@ def tool_calls(choice: Choice) -> list[dict[str, Any]]:
 def call_id(turn_id: str, position: int) -> str:
     """Id of a tool call in the reply of a turn."""
     return f"call_{turn_id}_{position}"
+
+
+def turn_of_call(call: str) -> str | None:
+    """Id of the turn whose reply has the call with this id. None for the id of another server."""
+    match = re.fullmatch(r"call_(.+)_\d+", call)
+    return None if match is None else match[1]
 
 
 def json_text(data: Mapping[str, Any] | str) -> str:

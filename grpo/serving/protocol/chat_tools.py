@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from grpo.messages import Tool
-from grpo.serving.protocol.request_parts import TAG, Ignored, Part
+from grpo.serving.protocol.request_parts import TAG, Ignored, Part, without_null_fields
 from grpo.strict_json import NotStrictJSON, encode
 
 MAX_TOOLS = 128
@@ -39,12 +39,28 @@ def _is_json(schema: dict[str, Any]) -> dict[str, Any]:
 Schema = Annotated[dict[str, Any], Field(default_factory=dict), BeforeValidator(_is_json)]
 
 
+def _has_properties(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of arguments as chat templates read it: with an object of schemas as its properties, if it has any.
+
+    Some clients write null for an empty object or list.
+    """
+    schema = without_null_fields(schema)
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):
+        raise ValueError(f"properties is not an object: {type(properties).__name__}")
+    if wrong := next((name for name, part in properties.items() if not isinstance(part, (dict, bool))), None):
+        raise ValueError(f"properties.{wrong[:40]} is not a schema: {type(properties[wrong]).__name__}")
+    if not isinstance(schema.get("required", []), (list, bool)):
+        raise ValueError(f"required is not a list: {type(schema['required']).__name__}")
+    return schema
+
+
 class FunctionTool(Part):
     """Description of a function that the client runs."""
 
     name: FunctionName
     description: str = ""
-    parameters: Schema
+    parameters: Annotated[Schema, AfterValidator(_has_properties)]
     strict: bool = False
     """If True, the arguments of calls are always valid by `parameters`."""
 

@@ -39,9 +39,12 @@ class Part(BoundedFields):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: part for name, part in value.items() if part is not None}
-        return value
+        return without_null_fields(value)
+
+
+def without_null_fields(value: Any) -> Any:
+    """An object without its fields that are null. Any other value stays as it is."""
+    return {name: part for name, part in value.items() if part is not None} if isinstance(value, dict) else value
 
 
 Ignored = Annotated[Any, Field(default=None)]

@@ -34,8 +34,9 @@ from grpo.serving.protocol.api_errors import APIError, erased_error, invalid_req
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.chat_response import Choice, Completion, FinishReason, Usage
 from grpo.serving.requests.admission import Admission
+from grpo.serving.requests.answered_turns import AnsweredTurn, Continuation
 from grpo.serving.requests.constraints import Constraint
-from grpo.serving.requests.conversations import AnsweredTurn, Continuation, Conversations
+from grpo.serving.requests.conversations import Conversations
 from grpo.serving.requests.reply_events import Delta, Ended, Event
 from grpo.serving.requests.token_stream import TokenStream
 from grpo.serving.requests.turn_log import TurnLog
@@ -43,6 +44,7 @@ from grpo.user_failures import describe, guard_tasks, is_exception, user_code
 
 logger = logging.getLogger(__name__)
 _Events: TypeAlias = "asyncio.Queue[Event | BaseException]"
+_OWN_REPLIES = "is not supported for this agent, because it reasons, or has a process_turn of its own"
 _SILENCE_S = 15.0
 """If a stream was silent for this time, it gets a comment, because proxies cut idle connections."""
 
@@ -160,13 +162,11 @@ class ChatHandler:
             )
             raise invalid_request(message, param="tool_choice", code="unsupported_value")
         if self.request.stops and (agent.overrides_replies or agent.config.enable_reasoning or self._renderer.reasons):
-            message = "stop is not supported for this agent, because it reasons or generates several texts per turn"
-            raise invalid_request(message, param="stop", code="unsupported_value")
+            raise invalid_request(f"stop {_OWN_REPLIES}", param="stop", code="unsupported_value")
         asks = self.request.must_call or self.request.has_format
         if self._constraint is not None and asks and (agent.overrides_replies or agent.config.enable_reasoning):
             param = "tool_choice" if self.request.must_call else "response_format"
-            message = f"{param} is not supported for this agent, because it reasons or generates several texts per turn"
-            raise invalid_request(message, param=param, code="unsupported_value")
+            raise invalid_request(f"{param} {_OWN_REPLIES}", param=param, code="unsupported_value")
 
     async def _choose(self, index: int, queue: _Events) -> None:
         """Generate one choice, and put its events, or its error, into the queue.

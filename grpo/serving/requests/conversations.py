@@ -15,124 +15,20 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from grpo.agents.transcript import TokenTranscript
-from grpo.messages import Message, Tool
+from grpo.messages import Message
 from grpo.serving.protocol.api_errors import APIError, invalid_request
-from grpo.serving.protocol.chat_response import call_id
+from grpo.serving.requests.answered_turns import AnsweredTurn, Continuation, Joined
 from grpo.serving.requests.digests import DigestedMessages, DigestedTools, conversation_digest
 
 if TYPE_CHECKING:
     from grpo.serving.engine.versions import ServedVersion
 
-Joined = Literal["new", "id", "response", "prefix", "fork", "unknown prefix", "ambiguous", "other version"]
-"""Way in which a request was joined to its conversation."""
 _MOST_UNANSWERED = 10_000
 _BUSY_S = 1.0
 """Suggested wait, because it is not known when a turn in progress will end."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class AnsweredTurn:
-    """Answered turn, from which its conversation goes on.
-
-    If its messages are long, `Preparation` makes it, because computing their digests takes time.
-    """
-
-    turn_id: str
-    conversation_id: str
-    owner: str
-    user: str | None
-    version: ServedVersion | None
-    """Version that answers the conversation. None after that version is retired."""
-    tools: tuple[Tool, ...]
-    messages: tuple[Message, ...]
-    """The conversation as the client knows it, with the reply as the last message."""
-    transcript: TokenTranscript | None
-    """Tokens of the conversation. None after its version is retired."""
-    earlier_calls: frozenset[str] = frozenset()
-    """Ids of the calls in earlier replies, as the client knows them."""
-    strategy: str | None = None
-    """Strategy of the agent with which the conversation began."""
-    in_progress: int = 0
-    """Number of requests in progress that continue this turn."""
-    successors: int = 0
-    """Number of answered turns that follow this turn."""
-    digested_tools: DigestedTools = field(init=False)
-    digests: tuple[str, ...] = field(init=False)
-    """Digests of its messages."""
-    digest: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        messages = DigestedMessages.of(self.messages, self.calls)
-        self.digested_tools, self.digests = DigestedTools.of(self.tools), messages.digests
-        self.digest = conversation_digest(self.owner, self.user, self.digested_tools, messages)
-
-    @property
-    def version_runs(self) -> bool:
-        """True while the version is loaded and its engine runs."""
-        return self.version is not None and not self.version.retired and self.version.stopped is None
-
-    @property
-    def served_by(self) -> ServedVersion:
-        """Version that answers the conversation. Fails an assertion if it is retired."""
-        assert self.version is not None
-        return self.version
-
-    @property
-    def tokens(self) -> TokenTranscript:
-        """Tokens of the conversation. Fails an assertion if its version is retired."""
-        assert self.transcript is not None
-        return self.transcript
-
-    @property
-    def size(self) -> int:
-        """Number of tokens that this turn keeps in memory."""
-        return 0 if self.transcript is None else len(self.transcript.ids)
-
-    @property
-    def call_ids(self) -> list[str]:
-        """Ids of the calls in the reply. The client still has to send their results."""
-        return [call_id(self.turn_id, position) for position in range(len(self.messages[-1].tool_calls))]
-
-    @property
-    def calls(self) -> frozenset[str]:
-        """Ids of all calls of the conversation."""
-        return self.earlier_calls.union(self.call_ids)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
-    """Place of a request: its conversation, the turn before it, and its new messages."""
-
-    conversation_id: str
-    before: AnsweredTurn | None
-    new: tuple[Message, ...]
-    history: tuple[Message, ...]
-    """The conversation as the client knows it, without the reply to come."""
-    joined: Joined
-    retired_turn: str | None = None
-    """Id of the turn before if its version is retired. Then `before` is None, and the whole conversation is read."""
-
-    @property
-    def characters(self) -> int:
-        """Number of characters in the texts of the conversation."""
-        return sum(len(message.content) for message in self.history)
-
-    def to_read(self, system_prompt: str) -> tuple[Message, ...]:
-        """Messages that the policy has not read yet.
-
-        At the beginning of a conversation, the environment's system prompt comes first. If the client sends a system
-        message as well, it is appended to that prompt.
-        """
-        if self.before is not None:
-            return self.new
-        given = self.new[0].content if self.new[0].role == "system" else ""
-        content = "\n\n".join(filter(None, (system_prompt, given)))
-        rest = self.new[1:] if self.new[0].role == "system" else self.new
-        return (Message(role="system", content=content), *rest) if content else rest
 
 
 class Conversations:
@@ -174,15 +70,17 @@ class Conversations:
         user: str | None,
         tools: DigestedTools,
         ambiguous: Collection[str] = (),
+        called: AnsweredTurn | None = None,
     ) -> Continuation:
         """Find the turn that a request continues.
 
-        `ambiguous` are digests that several turns of other servers have. Raises `APIError` if the id is unknown, or if
+        `ambiguous` are digests that several turns of other servers have. `called` is the turn of the conversation with
+        the calls whose results the request begins with. Raises `APIError` if the id is unknown, or if
         the tools differ from those at the beginning of the conversation, or if it is of another user.
         """
         messages = asked.messages
         if conversation_id is not None:
-            return self._by_id(asked, conversation_id, owner=owner, user=user, tools=tools)
+            return self._by_id(asked, conversation_id, owner=owner, user=user, tools=tools, called=called)
         answered = count_answered(messages)
         if not answered:
             return _new(messages, "new", self._new_id(owner))
@@ -223,13 +121,15 @@ class Conversations:
             raise invalid_request(message, param="instructions", code="unsupported_value")
         if before.digested_tools.digest != tools.digest:
             raise invalid_request("the conversation began with other tools. Start another one", param="tools")
-        history = (*before.messages, *asked.messages)
-        if not before.version_runs:
-            return _retired(before, history)
+        if any(message.role == "assistant" for message in asked.messages):
+            message = (
+                "with previous_response_id, the input has only what is new, and no messages or calls of the assistant. "
+                "Leave these out, or leave previous_response_id out and send the whole conversation"
+            )
+            raise invalid_request(message, param="input")
+        _check_results(before, asked.messages)
         joined: Joined = "fork" if before.in_progress or before.successors else "response"
-        return Continuation(
-            conversation_id=before.conversation_id, before=before, new=asked.messages, history=history, joined=joined
-        )
+        return self._placed(before, asked.messages, joined)
 
     def answered(self, turn_id: str, owner: str) -> AnsweredTurn:
         """Return a turn of this owner. Raises `APIError` 404 if the owner has no such turn."""
@@ -248,8 +148,12 @@ class Conversations:
         owner: str,
         user: str | None,
         tools: DigestedTools,
+        called: AnsweredTurn | None,
     ) -> Continuation:
-        """Place after the last turn. The request may send only new messages, or the whole conversation with them."""
+        """Place after the last turn, or in a whole conversation after the turn that its messages end with.
+
+        Results of calls are placed after their turn, also if the answer to a first attempt to send them was lost.
+        """
         messages = asked.messages
         before = self.last_turn(conversation_id, owner)
         begins = before is None or not before.version_runs
@@ -258,12 +162,7 @@ class Conversations:
         if before is None and self._unanswered.get(conversation_id) == owner:
             return _new(messages, "new", conversation_id)
         if before is None:
-            raise APIError(
-                404,
-                f"no conversation {conversation_id!r}. Leave conversation_id out and send the whole conversation",
-                param="conversation_id",
-                code="conversation_not_found",
-            )
+            raise unknown_conversation(conversation_id)
         _check_user(before, user)
         if before.digested_tools.digest != tools.digest:
             raise invalid_request(
@@ -274,16 +173,40 @@ class Conversations:
         new = messages[known:] if whole else messages
         others = ("assistant",) if whole else ("assistant", "system")  # a system message can only begin a conversation
         if any(message.role in others for message in new):
+            if (branch := self._branch(asked, before, user=user, tools=tools)) is not None:
+                return branch
             raise invalid_request(
                 f"messages are neither the new messages of conversation {conversation_id} nor the whole conversation. "
                 "Send one of the two",
                 param="messages",
             )
-        history = (*before.messages, *new)
+        if called is not None and called is not before:
+            return self._placed(called, new, "fork")
+        _check_results(before, new)
+        return self._placed(before, new, "id")
+
+    def _branch(
+        self, asked: DigestedMessages, last: AnsweredTurn, *, user: str | None, tools: DigestedTools
+    ) -> Continuation | None:
+        """Place after an earlier turn of the conversation of `last`, which a whole conversation goes on from."""
+        answered = count_answered(asked.messages)
+        digest = conversation_digest(last.owner, user, tools, asked, until=answered)
+        alike = [self._turns[turn_id] for turn_id in self._by_digest.get(digest, ())]
+        own = [turn for turn in alike if turn.conversation_id == last.conversation_id]
+        return self._placed(own[-1], asked.messages[answered:], "fork") if own else None
+
+    def _placed(self, before: AnsweredTurn, new: tuple[Message, ...], joined: Joined) -> Continuation:
+        """Place of new messages after a turn."""
         self._turns.move_to_end(before.turn_id)
+        history = (*before.messages, *new)
         if not before.version_runs:
             return _retired(before, history)
-        return Continuation(conversation_id=conversation_id, before=before, new=new, history=history, joined="id")
+        name = before.conversation_id
+        return Continuation(conversation_id=name, before=before, new=new, history=history, joined=joined)
+
+    def may_begin(self, conversation_id: str, owner: str) -> bool:
+        """True if a request with this id begins a conversation, because no turn of it was answered so far."""
+        return self._unanswered.get(conversation_id) == owner or bool(self._beginning[conversation_id, owner])
 
     def known(self, turn_id: str) -> AnsweredTurn | None:
         """Turn with this id, or None if it is not in memory."""
@@ -383,6 +306,19 @@ def count_answered(messages: Sequence[Message]) -> int:
 def busy_error(message: str) -> APIError:
     """409 for a conversation that has a turn in progress."""
     return APIError(409, message, param="conversation_id", code="conversation_busy", retry_after_s=_BUSY_S)
+
+
+def unknown_conversation(conversation_id: str) -> APIError:
+    """404 for a conversation that the key does not have, or that is not in memory any more."""
+    message = f"no conversation {conversation_id!r}. Leave conversation_id out and send the whole conversation"
+    return APIError(404, message, param="conversation_id", code="conversation_not_found")
+
+
+def _check_results(before: AnsweredTurn, new: Sequence[Message]) -> None:
+    """Raise `APIError` if the turn has calls and the request does not begin with their results."""
+    if before.messages[-1].tool_calls and new[0].role != "tool":
+        message = f"the last reply has calls. Send their results first, for {', '.join(before.call_ids)}"
+        raise invalid_request(message, param="messages")
 
 
 def _check_user(before: AnsweredTurn, user: str | None) -> None:

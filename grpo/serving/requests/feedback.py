@@ -100,6 +100,8 @@ class CorrectedReply(BaseModel):
 
 def _own_form(value: Any) -> Any:
     """A correction in OpenAI's form as `content` and `tool_calls` of this API. Other values stay as they are."""
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("a correction needs content or tool_calls")
     if not isinstance(value, dict):
         return value
     calls = value.get("tool_calls")

@@ -10,11 +10,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from grpo.errors import DataError
 from grpo.log.conversation import LoggedConversation, LoggedIds, append_conversation, time_fault
-from grpo.scenario import Domain, Expected
+from grpo.scenario import CATEGORY_CHARACTERS, Domain, Expected
 from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter
 from grpo.serving.protocol.api_errors import APIError, invalid_request, overloaded
@@ -22,6 +22,7 @@ from grpo.serving.protocol.chat_messages import ChatMessage, to_logged_messages
 from grpo.serving.protocol.chat_request import MAX_MESSAGES
 from grpo.serving.protocol.chat_tools import MAX_TOOLS, ToolPart
 from grpo.serving.protocol.json_bounds import BoundedFields
+from grpo.serving.protocol.request_parts import without_null_fields
 from grpo.serving.requests.feedback import REPAIR_S, FeedbackText, bounded, counted, refuse_outcomes
 from grpo.serving.requests.turn_log import TurnLog
 
@@ -49,7 +50,7 @@ class LogRequest(BoundedFields):
     consent: str = Field(default="", max_length=200)
     """Use that the user agreed to, for example `training`. Empty for none."""
     licence: str = Field(default="", max_length=200)
-    category: str = Field(default="general", min_length=1, max_length=200)
+    category: str = Field(default="general", min_length=1, max_length=CATEGORY_CHARACTERS)
     domain: Domain = "general"
     rating: float | None = Field(default=None, ge=0, le=1)
     """0 worst, 1 best."""
@@ -60,6 +61,11 @@ class LogRequest(BoundedFields):
     """Expected outcome, for rewards."""
     world: Annotated[dict[str, Any], AfterValidator(bounded)] | None = None
     """Records that the agent's tools read and changed, as they were at the start of the conversation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        return without_null_fields(value)
 
     def to_conversation(self, *, now: datetime) -> LoggedConversation:
         """Conversation for the log. Raises `APIError` 400 if its messages or its time cannot be logged."""

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from grpo.serving.engine.versions import ServedVersion, Versions
+from grpo.serving.protocol.api_errors import invalid_request
 from grpo.serving.protocol.chat_request import ChatRequest
-from grpo.serving.requests.conversations import AnsweredTurn, Continuation, Conversations
+from grpo.serving.requests.answered_turns import AnsweredTurn, Continuation
+from grpo.serving.requests.conversations import Conversations, unknown_conversation
 from grpo.serving.requests.digested_request import DigestedRequest
 from grpo.serving.requests.digests import DigestedTools
 from grpo.serving.requests.turn_store import LoadedTurns, OneServer, TurnStore
@@ -35,7 +37,13 @@ class Places:
             await self.turns.load_turn(request.previous_turn, caller.key_hash)
         elif request.conversation is not None:
             await self.turns.load_last(request.conversation, caller.key_hash)
-        return self._known_turn(request, caller)
+            if request.called_turn is not None:
+                await self.turns.load_turn(request.called_turn, caller.key_hash)
+        before = self._known_turn(request, caller)
+        name = request.conversation
+        if before is None and name is not None and not self._conversations.may_begin(name, caller.key_hash):
+            raise unknown_conversation(name)  # now, because the results of calls cannot be read without it
+        return before
 
     async def load(self, request: ChatRequest, caller: Caller, asked: DigestedRequest) -> LoadedTurns:
         """Bring the turn that a request continues into memory, if another server has answered it."""
@@ -45,7 +53,10 @@ class Places:
         if request.conversation is None:
             return await self.turns.load_prefix(asked.messages, caller.key_hash, request.user, asked.tools)
         await self.turns.load_last(request.conversation, caller.key_hash, asked.messages)
-        return LoadedTurns()
+        last = self._conversations.last_turn(request.conversation, caller.key_hash)
+        if last is None or asked.messages.digests[: len(last.messages)] == last.digests:
+            return LoadedTurns()
+        return await self.turns.load_prefix(asked.messages, caller.key_hash, request.user, asked.tools)
 
     def find(
         self, request: ChatRequest, caller: Caller, asked: DigestedRequest, loaded: LoadedTurns
@@ -78,6 +89,9 @@ class Places:
                 tools=tools,
                 instructions=started,
             )
+            if request.conversation not in (None, place.conversation_id):
+                message = f"the previous response is of conversation {place.conversation_id}. Send one of the two ids"
+                raise invalid_request(message, param="conversation_id")
             return place, tools
         for tools in choices:
             place = self._conversations.find(
@@ -87,6 +101,7 @@ class Places:
                 user=request.user,
                 tools=tools,
                 ambiguous=loaded.ambiguous,
+                called=last if request.called_turn is not None else None,
             )
             places.append((place, tools))
             if place.joined != "unknown prefix":
@@ -100,4 +115,7 @@ class Places:
         """Turn in memory that a request names, or the last one of the conversation that it names, if it is there."""
         if request.previous_turn is not None:
             return self._conversations.answered(request.previous_turn, caller.key_hash)
-        return self._conversations.last_turn(request.conversation, caller.key_hash)
+        last = self._conversations.last_turn(request.conversation, caller.key_hash)
+        called = None if last is None else self._conversations.known(request.called_turn or "")
+        is_own = called is not None and last is not None and called.conversation_id == last.conversation_id
+        return called if is_own and called is not None and called.owner == caller.key_hash else last

@@ -33,9 +33,10 @@ from grpo.serving.protocol.api_errors import APIError, erased_error, invalid_req
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.chat_response import Usage
 from grpo.serving.requests.admission import Admission
+from grpo.serving.requests.answered_turns import AnsweredTurn, Continuation
 from grpo.serving.requests.chat_handler import ChatHandler
 from grpo.serving.requests.constraints import Constraints, constraint_of
-from grpo.serving.requests.conversations import AnsweredTurn, Continuation, Conversations
+from grpo.serving.requests.conversations import Conversations
 from grpo.serving.requests.counts import Counts
 from grpo.serving.requests.digested_request import DigestedRequest
 from grpo.serving.requests.places import Places
@@ -195,7 +196,9 @@ class Service:
             same = same and tools.digest == counted_tools.digest  # a version with other tools may have been loaded
             if not same or not self._is_answering(version, place, request):
                 continue
-            begun = await self.turns.begin(place, caller.key_hash, by_id=request.conversation is not None)
+            begun = await self.turns.begin(
+                place, caller.key_hash, by_id=request.conversation is not None and place.joined != "fork"
+            )
             if begun is not None and self._is_answering(version, place, request):
                 handler_of = partial(
                     ChatHandler, self, request, caller, version, begun.place, tools.tools, renderer, needed, constraint

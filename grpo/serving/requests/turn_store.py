@@ -10,7 +10,7 @@ from typing import Protocol
 from uuid import UUID
 
 from grpo.log.records import Erasure
-from grpo.serving.requests.conversations import AnsweredTurn, Continuation
+from grpo.serving.requests.answered_turns import AnsweredTurn, Continuation
 from grpo.serving.requests.digests import DigestedMessages, DigestedTools
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo.log.ids import turn_of
 from grpo.serving.protocol.api_errors import APIError
-from grpo.serving.protocol.chat_response import TokenLogprob, Usage, json_text, tool_calls
+from grpo.serving.protocol.chat_response import Choice, TokenLogprob, Usage, json_text, tool_calls
 from grpo.serving.protocol.responses_request import PREFIX, ResponsesRequest, SchemaFormat, renamed
 from grpo.serving.requests.chat_handler import ChatHandler
 from grpo.serving.requests.reply_events import Delta, Ended
@@ -71,14 +71,14 @@ class ResponseWriter:
         """Body of a complete response."""
         choice = event.choice
         if choice.message.content or not choice.message.tool_calls:
-            self._items.append(self._message(choice.message.content, choice.logprobs))
+            self._items.append(self._message(choice.message.content, choice.logprobs, _status(choice)))
         self._items += [_call_item(call) for call in tool_calls(choice)]
-        return self._body("incomplete" if choice.finish_reason == "length" else "completed", event.usage)
+        return self._body(_status(choice), event.usage)
 
     def _delta(self, text: str, logprobs: Iterable[TokenLogprob] | None) -> Iterable[bytes]:
         if not self._begun:
             self._begun = True
-            empty = {**self._message("", None), "status": "in_progress", "content": []}
+            empty = {**self._message("", None, "in_progress"), "content": []}
             yield self._event("response.output_item.added", output_index=0, item=empty)
             yield self._event("response.content_part.added", **self._place, part=_part("", None))
         self._sent += text
@@ -94,7 +94,7 @@ class ResponseWriter:
             logprobs = part["logprobs"]
             yield self._event("response.output_text.done", **self._place, text=text, logprobs=logprobs)
             yield self._event("response.content_part.done", **self._place, part=part)
-            item = self._message(text, choice.logprobs)
+            item = self._message(text, choice.logprobs, _status(choice))
             yield self._event("response.output_item.done", output_index=0, item=item)
         first = int(self._begun)
         for index, call in enumerate(tool_calls(choice), first):
@@ -114,9 +114,9 @@ class ResponseWriter:
     def _place(self) -> dict[str, Any]:
         return {"item_id": f"msg_{self._turn}", "output_index": 0, "content_index": 0}
 
-    def _message(self, text: str, logprobs: Iterable[TokenLogprob] | None) -> dict[str, Any]:
+    def _message(self, text: str, logprobs: Iterable[TokenLogprob] | None, status: str) -> dict[str, Any]:
         content = [_part(text, logprobs)]
-        return {"id": f"msg_{self._turn}", "type": "message", "role": "assistant", "status": "completed",
+        return {"id": f"msg_{self._turn}", "type": "message", "role": "assistant", "status": status,
                 "content": content}  # fmt: skip
 
     def _body(self, status: str, usage: Usage | None = None) -> dict[str, Any]:
@@ -155,6 +155,11 @@ class ResponseWriter:
         data: Mapping[str, Any] = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return f"event: {kind}\ndata: {json_text(data)}\n\n".encode()
+
+
+def _status(choice: Choice) -> str:
+    """Status of an ended response and of its message."""
+    return "incomplete" if choice.finish_reason == "length" else "completed"
 
 
 def _part(text: str, logprobs: Iterable[TokenLogprob] | None) -> dict[str, Any]:

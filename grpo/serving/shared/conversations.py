@@ -29,14 +29,8 @@ from grpo.log.records import Erasure
 from grpo.serving.access.preparation import Preparation
 from grpo.serving.engine.versions import ServedVersion, Versions
 from grpo.serving.protocol.api_errors import APIError
-from grpo.serving.requests.conversations import (
-    AnsweredTurn,
-    Continuation,
-    Conversations,
-    Joined,
-    busy_error,
-    count_answered,
-)
+from grpo.serving.requests.answered_turns import AnsweredTurn, Continuation, Joined
+from grpo.serving.requests.conversations import Conversations, busy_error, count_answered
 from grpo.serving.requests.digests import DigestedMessages, DigestedTools, conversation_digest
 from grpo.serving.requests.turn_store import Begun, LoadedTurns
 from grpo.serving.shared.database import SharedDatabase

@@ -11,7 +11,7 @@ from grpo.agents.transcript import TokenTranscript, TranscriptState
 from grpo.messages import Message, Tool
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine.versions import ServedVersion
-from grpo.serving.requests.conversations import AnsweredTurn
+from grpo.serving.requests.answered_turns import AnsweredTurn
 
 _FASTEST = 1
 

@@ -10,7 +10,8 @@ import pytest
 from grpo.log.ids import ServingIds
 from grpo.messages import Message, Tool, ToolCall
 from grpo.serving.protocol.api_errors import APIError
-from grpo.serving.requests.conversations import AnsweredTurn, Conversations
+from grpo.serving.requests.answered_turns import AnsweredTurn
+from grpo.serving.requests.conversations import Conversations
 from grpo.serving.requests.digests import DigestedMessages, DigestedTools
 
 USER, OTHER = Message(role="user", content="Where is it?"), Message(role="user", content="Thanks")

@@ -36,6 +36,9 @@ _CPU_S = 0.02
 _QUOTE, _BRACKETS = '"', ("}", "]")
 _OTHERS = (",", "@", ":", "/", "1", "0", "T", "Z", ".", "-")
 """Characters that lead to an end if nothing closes, such as those that the formats of dates and addresses ask for."""
+_IN_TEXTS = (",", "@", "1", ".", "0", "2", "3", ":", "/", "-", "a", "A")
+"""The same in a text in which any character may stand. Each step begins with another one, because a pattern such as
+`.+@.+` or `[0-9]{3}` allows the first one without an end."""
 
 
 class ReplyEnds:
@@ -47,7 +50,7 @@ class ReplyEnds:
         self._controls = [
             id_ for id_ in range(vocabulary.vocab_size) if vocabulary.is_special_token(id_) and id_ not in ends
         ]
-        texts = ("{", _QUOTE, *_BRACKETS, *_OTHERS)
+        texts = ("{", _QUOTE, *_BRACKETS, *_OTHERS, *_IN_TEXTS)
         self._ids = {text: id_ for text in texts if (id_ := self._token(text)) is not None}
         self._beyond_text = [id_ for id_ in range(vocabulary.vocab_size) if b'"' in vocabulary.decode_bytes([id_])[:-1]]
         """Tokens that end a text and go on behind it, e.g. with the name of another property."""
@@ -103,7 +106,8 @@ class ReplyEnds:
         """Tokens that complete the reply, without the end of the turn. None if `at_most` or 20 ms are not enough.
 
         In each state the first of these is taken that the grammar allows: what closes something, a quotation mark,
-        another character of `_OTHERS`, text that is forced, and any token. There may be a shorter end.
+        another character of `_OTHERS` or `_IN_TEXTS`, text that is forced, and any token. There may be a shorter end.
+        None is found for a pattern that asks for a certain word, e.g. `END$`.
         """
         trial, longest = matcher.deep_copy(), min(at_most, _LONGEST)
         tokens: list[int] = []
@@ -111,17 +115,18 @@ class ReplyEnds:
         while not trial.is_error() and time.thread_time() < stop:
             if trial.is_accepting():
                 return tokens
-            step = self._step(trial)
+            step = self._step(trial, len(tokens) % len(_IN_TEXTS))
             if not step or len(tokens) + len(step) > longest or not trial.consume_tokens(step):
                 return None
             tokens += step
         return None
 
-    def _step(self, matcher: LLMatcher) -> list[int]:
-        """Next tokens of an end. Empty if the grammar allows none."""
+    def _step(self, matcher: LLMatcher, first: int) -> list[int]:
+        """Next tokens of an end. Empty if the grammar allows none. In a text, others are tried from `first` on."""
         mask = matcher.compute_bitmask()
         if (next_id := self._closing(mask)) is None:
-            next_id = _first(mask, self._known((_QUOTE, *_OTHERS)))
+            others = (*_IN_TEXTS[first:], *_IN_TEXTS[:first]) if self._is_text(mask) else _OTHERS
+            next_id = _first(mask, self._known((_QUOTE, *others)))
         if next_id is not None:
             return [next_id]
         if forced := matcher.compute_ff_bytes():

@@ -263,6 +263,19 @@ def test_a_search_that_takes_too_long_is_given_up(
         ({"type": "string", "format": "date-time"}, None),
         ({"type": "string", "format": "uuid"}, None),
         ({"type": "string", "format": "ipv4"}, None),
+        *(
+            ({"type": "string", "pattern": pattern}, None)
+            for pattern in (
+                *(r"^\S+@\S+\.\S+$", r"^.+@.+$", r"^[^@]+@[^@]+$", "[0-9]{3}", "[0-9]", "a", "@", r"\d+$"),
+                *(
+                    r"^ORD-\d{4}$",
+                    "^[A-Z]{3}-[0-9]+$",
+                    r"^\+?[0-9 ()-]{7,}$",
+                    r"^https?://\S+\.\S+$",
+                    "^#[0-9a-fA-F]{6}$",
+                ),
+            )
+        ),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, None),
         ({"type": "integer", "minimum": 1000, "maximum": 1007}, None),
         ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -69,6 +70,9 @@ def runs(
     from grpo_cli.display import print_runs
 
     reports = []
+    for folder in home.glob("*/"):
+        if not os.access(folder, os.R_OK | os.X_OK):
+            typer.echo(printable(f"{folder} may not be read. If it has a run, the run is left out"), err=True)
     for path in home.glob("*/report.json"):
         try:
             reports.append(read_report(path))

@@ -11,6 +11,7 @@ A check ends in one of four states:
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import sqlite3
 import tempfile
@@ -41,6 +42,8 @@ from grpo_local.schemas import EXAMPLE, database_variable, prefect_database, pre
 from grpo_local.server_answers import NAMES, UnusableServer, served_version
 from grpo_local.servers import mlflow_service, prefect_service
 
+_FOLDERS = 1000
+"""Folders of a home that are looked at."""
 _STORE_S = 30.0
 """Longest time in which a store takes an empty object."""
 State = Literal["ok", "absent", "warning", "problem"]
@@ -222,7 +225,23 @@ def check_files(home: Path) -> Iterator[CheckResult]:
 
 def check_home(home: Path) -> CheckResult:
     """Check that the home of all records can be written."""
-    return _check_folder("home", home, remedy="Fix the permissions of the folder, or set GRPO_HOME")
+    remedy = "Fix the permissions of the folder, or set GRPO_HOME"
+    checked = _check_folder("home", home, remedy=remedy)
+    if checked.state == "ok" and (closed := _closed_folder(home)) is not None:
+        return _store_check("home", f"{closed} may not be read and written", remedy)
+    return checked
+
+
+def _closed_folder(home: Path) -> Path | None:
+    """A folder of the home, or in one of its folders, in which a run could not write. None if there is none."""
+    inner = itertools.chain(home.glob("*/"), home.glob("*/*/"))
+    return next((folder for folder in itertools.islice(inner, _FOLDERS) if not _is_open(folder)), None)
+
+
+def _is_open(path: Path) -> bool:
+    """True if this user may read and write a file, or read and write in a folder."""
+    mode = os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)
+    return os.access(path, mode, effective_ids=True)
 
 
 def check_store(store: str) -> CheckResult:
@@ -327,7 +346,7 @@ def _check_sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
         detail = f"{path}, made by the first run or by `grpo migrate`"
         checked = _check_folder(name, path.parent, remedy=f"Fix the permissions of the folder, or set {setting}")
         return checked if checked.state == "problem" else checked.model_copy(update={"detail": detail})
-    if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK):
+    if not _is_open(path) or not _is_open(path.parent):
         return _store_check(name, f"{path} or its folder may not be read and written", "Fix the permissions")
     try:
         with closing(sqlite3.connect(path, timeout=5)) as database:

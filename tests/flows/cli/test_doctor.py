@@ -4,12 +4,14 @@ import http.server
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,47 @@ def test_a_home_of_another_user_is_a_problem(monkeypatch: pytest.MonkeyPatch):
             os.seteuid(0)
     assert [(check.name, check.state) for check in checks] == [("home", "problem"), ("artifacts", "problem")]
     assert f"the home {home}: Permission denied" in checks[0].detail
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("closed", ["mlartifacts", "services/promotions", "mlflow.db"])
+def test_a_part_of_the_home_that_may_not_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch, closed: str):
+    """Otherwise the run would train to its end first."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        monkeypatch.delenv("PREFECT_API_URL", raising=False)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
+        for name in ("mlartifacts", "services/promotions"):
+            (home / name).mkdir(parents=True)
+        sqlite3.connect(home / "mlflow.db").close()
+        (home / "mlflow.db").write_bytes(b"x")
+        for path in (home, *home.rglob("*")):
+            os.chown(path, 65534, 65534)
+        (home / closed).chmod(0o400)
+        os.seteuid(65534)
+        try:
+            checks = _by_name(check_records(home))
+        finally:
+            os.seteuid(0)
+    problem = checks["mlflow" if closed == "mlflow.db" else "home"]
+    assert problem.state == "problem"
+    assert f"{home / closed}" in problem.detail
+    assert "may not be read and written" in problem.detail
+
+
+def test_a_database_that_is_in_use_is_not_moved_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The advice is to wait, because the records are whole."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **kinds: connect(*args, **{**kinds, "timeout": 0.01}))
+    with closing(connect(tmp_path / "mlflow.db", isolation_level=None)) as user:
+        user.execute("CREATE TABLE a (b)")
+        user.execute("BEGIN EXCLUSIVE")
+        check = _by_name(check_records(tmp_path))["mlflow"]
+    assert check.state == "problem"
+    assert "database is locked" in check.detail
+    assert check.remedy == "Another program holds the database open. Try again when it has ended"
 
 
 def test_a_read_only_store_is_a_problem(tmp_path: Path):

@@ -45,12 +45,13 @@ class CallPart(Part):
 
     def to_call(self, place: str) -> ToolCall:
         """Parse the arguments. Raises `APIError` unless they are a JSON object."""
+        text = self.function.arguments or "{}"
         try:
-            arguments = decode(self.function.arguments or "{}")
-        except NotStrictJSON:
-            arguments = None
+            arguments = decode(text)
+        except NotStrictJSON as error:
+            raise invalid_request(f"{place} cannot be read as JSON: {error}: {text[:80]!r}", param=place) from error
         if not isinstance(arguments, dict):
-            raise invalid_request(f"{place} is not a JSON object: {self.function.arguments[:80]!r}", param=place)
+            raise invalid_request(f"{place} is not a JSON object: {text[:80]!r}", param=place)
         return ToolCall(name=self.function.name, arguments=arguments)
 
 

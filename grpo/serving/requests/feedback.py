@@ -19,8 +19,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
+    Tag,
     model_validator,
 )
 
@@ -35,6 +37,7 @@ from grpo.serving.access.limits import Limiter
 from grpo.serving.access.refused_work import STATUSES
 from grpo.serving.protocol.api_errors import APIError, overloaded
 from grpo.serving.protocol.json_bounds import BoundedFields
+from grpo.serving.protocol.request_parts import TAG
 from grpo.serving.requests.turn_log import TurnLog
 
 _MOST_BYTES = 64 * 2**10
@@ -123,6 +126,22 @@ def _own_form(value: Any) -> Any:
     return {"content": message.content, "tool_calls": corrected}
 
 
+def _form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return f"{TAG}text"
+    return f"{TAG}reply" if isinstance(value, (dict, CorrectedReply)) else None
+
+
+_Correction = Annotated[
+    Annotated[FeedbackText, Tag(f"{TAG}text")] | Annotated[CorrectedReply, Tag(f"{TAG}reply")],
+    Discriminator(
+        _form,
+        custom_error_type="correction_type",
+        custom_error_message="a correction is a text or an object with content and tool_calls",
+    ),
+]
+
+
 def to_reply(correction: str | CorrectedReply) -> Message:
     """Message of a correction."""
     return Message(role="assistant", content=correction) if isinstance(correction, str) else correction.to_message()
@@ -141,7 +160,7 @@ class FeedbackRequest(BoundedFields):
     rating: float | None = Field(default=None, ge=0, le=1)
     """0 worst, 1 best."""
     comment: FeedbackText | None = None
-    correction: Annotated[FeedbackText | CorrectedReply | None, BeforeValidator(_own_form)] = None
+    correction: Annotated[_Correction | None, BeforeValidator(_own_form)] = None
     """Reply that the turn should have been: a text, `content` and `tool_calls`, or OpenAI's message. Needs
     `turn_id`."""
     success: bool | None = None

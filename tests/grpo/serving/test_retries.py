@@ -154,9 +154,10 @@ def test_null_is_absent_in_the_schema_of_a_tool(server: ChatServer):
     assert chat(server, tools=[tool(parameters)]).status_code == 200
 
 
-def test_an_empty_correction_is_refused(server: ChatServer):
+@pytest.mark.parametrize("correction", [" ", 5, ["It is late."]])
+def test_a_correction_that_is_no_reply_is_refused(server: ChatServer, correction: Any):
     reply = chat(server).json()
-    body = {"conversation_id": reply["conversation_id"], "turn_id": reply["id"], "correction": " "}
+    body = {"conversation_id": reply["conversation_id"], "turn_id": reply["id"], "correction": correction}
     answer = httpx.post(f"{server.url}/v1/feedback", json=body, headers=server.headers(), timeout=240)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "correction"), answer.text
 
@@ -181,3 +182,10 @@ def test_a_server_that_drains_answers_probes_and_refuses_requests_until_its_repl
         assert said(running.result())
     with pytest.raises(openai.APIConnectionError):
         server.client("late").models.list()
+
+
+def test_the_reason_why_arguments_are_not_read_is_named(server: ChatServer):
+    call = {"id": "a", "type": "function", "function": {"name": "look_up", "arguments": '{"order": NaN}'}}
+    answer = chat(server, ASK, {"role": "assistant", "content": None, "tool_calls": [call]}, NEXT)
+    assert answer.status_code == 400
+    assert "cannot be read as JSON: NaN" in answer.json()["error"]["message"]

@@ -53,7 +53,7 @@ def test_a_result_may_answer_a_call_of_the_conversation_before():
         ([{"role": "system", "content": "Be brief."}], "there is no user message. Add a message with role user"),
         ([USER, {"role": "assistant", "tool_calls": [call(1)]}], "the last calls do not have all of their results"),
         ([USER, {"role": "assistant", "tool_calls": [call(1)]}, USER], "without their results"),
-        ([USER, {"role": "assistant", "tool_calls": [call(1, "[1]")]}, USER], "cannot be read as JSON"),
+        ([USER, {"role": "assistant", "tool_calls": [call(1, "[1]")]}, USER], "not a JSON object"),
         ([USER, {"role": "assistant", "tool_calls": [call(1, "{")]}, USER], "cannot be read as JSON"),
         ([{"role": "user", "content": None}], "without text"),
         ([{"role": "user", "content": "x", "tool_calls": [call(1)]}], "without text"),

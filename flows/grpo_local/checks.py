@@ -225,11 +225,14 @@ def check_files(home: Path) -> Iterator[CheckResult]:
 
 def check_home(home: Path) -> CheckResult:
     """Check that the home of all records can be written."""
-    remedy = "Fix the permissions of the folder, or set GRPO_HOME"
-    checked = _check_folder("home", home, remedy=remedy)
-    if checked.state == "ok" and (closed := _closed_folder(home)) is not None:
-        return _store_check("home", f"{closed} may not be read and written", remedy)
-    return checked
+    return _check_folder("home", home, remedy="Fix the permissions of the folder, or set GRPO_HOME")
+
+
+def check_folders(home: Path) -> Iterator[CheckResult]:
+    """Warn of a folder of the home that this user may not use, because a run that needs it would fail late."""
+    if check_home(home).state != "problem" and (closed := _closed_folder(home)) is not None:
+        detail, remedy = f"{closed} may not be read and written", "Fix its permissions if runs use it"
+        yield CheckResult(area="stores", name="folders", state="warning", detail=detail, remedy=remedy)
 
 
 def _closed_folder(home: Path) -> Path | None:

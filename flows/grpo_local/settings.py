@@ -143,7 +143,7 @@ def exported_addresses(home: Path, variables: Mapping[str, str]) -> dict[str, st
 
 
 def _forget_stopped_servers(home: Path) -> None:
-    """Unset the addresses that `grpo env` has set for servers of this home, if they do not run any more.
+    """Unset the addresses that `grpo env` has set for servers of this home, if they do not run there any more.
 
     Otherwise `grpo up` would wait for these servers instead of starting them.
     """
@@ -156,8 +156,11 @@ def _forget_stopped_servers(home: Path) -> None:
     from grpo_local.managed_process import ManagedProcess
 
     for address, (name, logins) in _SERVERS.items():
-        is_exported = os.environ.get(address) == exported.get(address)
-        if is_exported and ManagedProcess(name=name, home=home, arguments=()).address() is None:
+        url = exported.get(address)
+        if not isinstance(url, str) or os.environ.get(address) != url:
+            continue
+        running = ManagedProcess(name=name, home=home, arguments=()).address()
+        if running is None or not url.startswith(running):
             for variable in (address, *logins):
                 os.environ.pop(variable, None)
 

@@ -37,8 +37,8 @@ _QUOTE, _BRACKETS = '"', ("}", "]")
 _OTHERS = (",", "@", ":", "/", "1", "0", "T", "Z", ".", "-")
 """Characters that lead to an end if nothing closes, such as those that the formats of dates and addresses ask for."""
 _IN_TEXTS = (",", "@", "1", ".", "0", "2", "3", ":", "/", "-", "a", "A")
-"""The same in a text in which any character may stand. Each step begins with another one, because a pattern such as
-`.+@.+` or `[0-9]{3}` allows the first one without an end."""
+"""The same in a text in which any character may stand, if the others lead to no end. Each step begins with another
+one, because a pattern such as `.+@.+` or `[0-9]{3}` allows the first one without an end."""
 
 
 class ReplyEnds:
@@ -109,23 +109,31 @@ class ReplyEnds:
         another character of `_OTHERS` or `_IN_TEXTS`, text that is forced, and any token. There may be a shorter end.
         None is found for a pattern that asks for a certain word, e.g. `END$`.
         """
-        trial, longest = matcher.deep_copy(), min(at_most, _LONGEST)
+        longest = min(at_most, _LONGEST)
+        ends = (self._search(matcher, longest, rotates=rotates) for rotates in (False, True))
+        return next((end for end in ends if end is not None), None)
+
+    def _search(self, matcher: LLMatcher, longest: int, *, rotates: bool) -> list[int] | None:
+        """Tokens of an end, at most `longest`. None if there is none, or if it takes too long to find it."""
+        trial = matcher.deep_copy()
         tokens: list[int] = []
         stop = time.thread_time() + _CPU_S
         while not trial.is_error() and time.thread_time() < stop:
             if trial.is_accepting():
                 return tokens
-            step = self._step(trial, len(tokens) % len(_IN_TEXTS))
+            step = self._step(trial, len(tokens) % len(_IN_TEXTS) if rotates else None)
             if not step or len(tokens) + len(step) > longest or not trial.consume_tokens(step):
                 return None
             tokens += step
         return None
 
-    def _step(self, matcher: LLMatcher, first: int) -> list[int]:
+    def _step(self, matcher: LLMatcher, first: int | None) -> list[int]:
         """Next tokens of an end. Empty if the grammar allows none. In a text, others are tried from `first` on."""
         mask = matcher.compute_bitmask()
         if (next_id := self._closing(mask)) is None:
-            others = (*_IN_TEXTS[first:], *_IN_TEXTS[:first]) if self._is_text(mask) else _OTHERS
+            others: tuple[str, ...] = _OTHERS
+            if first is not None and self._is_text(mask):
+                others = (*_IN_TEXTS[first:], *_IN_TEXTS[:first])
             next_id = _first(mask, self._known((_QUOTE, *others)))
         if next_id is not None:
             return [next_id]

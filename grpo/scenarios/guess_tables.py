@@ -10,21 +10,19 @@ from typing import Any, get_args
 from grpo.config.scenarios import TraceKind
 from grpo.data_errors import excerpt
 from grpo.scenarios.message_columns import (
-    Row,
     are_messages,
     continues,
     find_exchange,
     find_group,
     find_hidden,
     find_messages,
-    find_order,
     find_side,
     find_verdicts,
-    folded,
     has_list_of_texts,
     leaves,
     repeats,
 )
+from grpo.scenarios.message_order import Row, find_order, folded
 from grpo.scenarios.readers.exports.help_desks import PAGES
 from grpo.scenarios.readers.files.places import parsed
 from grpo.scenarios.readers.messages.logged_requests import LISTS

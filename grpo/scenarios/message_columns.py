@@ -10,16 +10,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
-from grpo.data_errors import try_call
+from grpo.scenarios.message_order import Row, find_order, folded
 from grpo.scenarios.readers.files.places import parsed
 from grpo.scenarios.readers.messages.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
-from grpo.scenarios.times import instant, time_of_day
-
-Row = Mapping[str, Any]
-"""Values of a record by their places, see `leaves`."""
 
 _DEPTH = 4  # objects within objects that are looked into
 _GROUPS = ("conversation", "conv", "ticket", "dialogue", "dialog", "chat", "thread", "session")
@@ -50,18 +45,6 @@ _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _VERDICTS = {"accept", "reject", "ignore"}
 """Values of Prodigy's `answer`, which is not a reply."""
 _OF_PRODIGY = ("_input_hash", "_task_hash")
-_CREATED = ("createdat", "timestamp", "created", "createddate", "datecreated", "createtime", "datetime", "sentat")
-_TIMES = (*_CREATED, "absolutetime", "time", "date", "ts")
-_OF_A_MESSAGE = ("message", "msg", "comment", "event", "reply", "post")
-"""Words before the name of a time that is the time of the message. With another word, e.g. in `due_date`, it is not."""
-_NUMBERS = ("turn", *(f"{a}{b}" for a in ("turn", "message", "msg") for b in ("index", "number")))
-_COUNTERS = (
-    "seq", "sequence", "seqno", "sequencenumber", "messageorder", "order", "position", "step", "index", "idx", "n",
-    "line", "lineno", "linenumber", "turnid", "utteranceid", "utteranceindex", "start", "starttime", "offset",
-)  # fmt: skip
-"""Names of a number that orders messages if no two of a conversation have the same."""
-_MESSAGE_IDS = tuple(f"{a}id" for a in _OF_A_MESSAGE)
-_ORDERS = (*_TIMES, *(f"{a}{b}" for a in _OF_A_MESSAGE for b in _TIMES), *_NUMBERS)
 _QUESTION = re.compile(
     r"(user|customer|human|client|visitor)s?(message|input|query|text|utterance|question)|question|query|prompt"
     r"|inputtranscript"
@@ -155,62 +138,6 @@ def is_group_name(place: str) -> bool:
     return name in _GROUPS or _GROUP.fullmatch(name) is not None
 
 
-def is_time_name(place: str) -> bool:
-    """Is this the name of a message's time, also with its unit, as in `timestamp_ms`?"""
-    name = _time_word(place)
-    return name in _ORDERS or name.removesuffix("ms") in _TIMES or name.removesuffix("usec") in _TIMES
-
-
-def _time_word(place: str) -> str:
-    """Name of a column without punctuation and without the zone, as in `datetime_utc`."""
-    return folded(place).removesuffix("utc")
-
-
-def find_order(rows: Sequence[Row], group: str | None) -> str | list[str] | None:
-    """Column that orders the rows of a conversation: the first known name, of the time or the number of a message.
-
-    If the times of day have a date in another column, or if messages have the same time and there is a number of each,
-    it is a list of both columns.
-
-    All of its values are times or numbers, and they differ within conversations, because the time of the ticket is the
-    same in all of its rows. If there is none, the time of creation is taken as it is. If it cannot be read then, the
-    reader says so, and the rows do not stay in an order that is not theirs.
-    """
-    places = dict.fromkeys(place for row in rows for place in row)
-    named = sorted((p for p in places if _time_word(p) in _ORDERS), key=lambda p: _ORDERS.index(_time_word(p)))
-    differing = [place for place in named if _differs(rows, group, place)]
-    readable = (place for place in differing if all(_is_time(row.get(place)) for row in rows))
-    created = (place for place in differing if _time_word(place) in _CREATED)
-    counters = [place for place in places if folded(place) in _COUNTERS and _counts(rows, group, place)]
-    first = next(chain(readable, created, counters), None)
-    if first is None:
-        return None
-    if any(time_of_day(row.get(first)) is not None for row in rows):
-        date = next((place for place in places if _time_word(place) in ("date", "day", "createddate")), None)
-        return first if date is None else [date, first]
-    numbers = [*counters, *(place for place in places if folded(place) in _MESSAGE_IDS and _counts(rows, group, place))]
-    return first if _differ_all(rows, group, first) or not numbers else [first, numbers[0]]
-
-
-def _counts(rows: Sequence[Row], group: str | None, place: str) -> bool:
-    """Has each row a number in this column, which no other row of its conversation has?"""
-    return _differ_all(rows, group, place) and all(_is_time(row.get(place)) for row in rows)
-
-
-def _differ_all(rows: Sequence[Row], group: str | None, place: str) -> bool:
-    """Have no two rows of a conversation the same value?"""
-    return len({(str(row.get(group or "")), str(row.get(place))) for row in rows}) == len(rows)
-
-
-def _differs(rows: Sequence[Row], group: str | None, place: str) -> bool:
-    """Has a column several values within a conversation? True if no conversation has two rows."""
-    values: dict[str, list[str]] = {}
-    for row in rows:
-        values.setdefault(str(row.get(group or "")), []).append(str(row.get(place)))
-    several = [inner for inner in values.values() if len(inner) > 1]
-    return not several or any(len({*inner}) > 1 for inner in several)
-
-
 def find_exchange(rows: Sequence[Row]) -> tuple[str, str] | None:
     """Columns of the user's message and of the agent's reply in rows that have both."""
     places = list(dict.fromkeys(place for row in rows for place in row))
@@ -301,11 +228,6 @@ def continues(rows: Sequence[Row], group: str | None, question: str) -> bool:
     return 2 * sum(len({*asked}) == len(asked) for asked in several) > len(several)
 
 
-def folded(name: str) -> str:
-    """A name in lower case, without spaces and punctuation."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def _rank(place: str, known: Sequence[str]) -> int:
     for name in (folded(place), folded(place.rpartition(".")[2])):
         if name in known:
@@ -357,7 +279,3 @@ def _tags(rows: Sequence[Row], speaker: str, text: str) -> dict[str, str] | None
 
 def _is_list(rows: Sequence[Row], place: str) -> bool:
     return any(isinstance(parsed(row.get(place)), (list, Mapping)) for row in rows)
-
-
-def _is_time(value: Any) -> bool:
-    return not isinstance(try_call(lambda: instant(value)), Exception)

@@ -47,6 +47,8 @@ def time_of_day(value: Any) -> float | None:
     match = _TIME_OF_DAY.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return None
+    if int(match[1]) > 23:  # minutes and seconds
+        return None
     hour, minute, second, half = int(match[1]), int(match[2]), float(match[3] or 0), (match[4] or "").lower()
     if half:
         if not 1 <= hour <= 12:

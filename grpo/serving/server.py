@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import socket
 import sys
 import time
@@ -269,5 +268,5 @@ class ChatServer(uvicorn.Server):
         service, deadline = self._service, time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
         while (service.streaming or service.requests) and not self.force_exit and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
-        self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - time.monotonic()))
+        self.config.timeout_graceful_shutdown = max(0, int(deadline - time.monotonic()))
         await super().shutdown(sockets)

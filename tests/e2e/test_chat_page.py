@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from grpo.log.folder import ServedLog
 from grpo.log.records import Feedback
-from grpo.messages import Message
+from grpo.messages import Message, Tool
+from grpo.serving.engine.served_model import ServedModel
 from tests import waiting
 from tests.e2e.browser import Page, browser
-from tests.grpo.serving.chat_servers import ChatServer, chat_server
+from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 QUESTION = "Where is my order 1234? <img src=x> <b>bold</b>"
 RESULT = '{"status": "shipped"}'
 THUMB_DOWN = '[data-rating="0"]'
+
+
+def with_tool(current: str) -> ServedModel | None:
+    """The clerk with a tool of its environment, which the page may be asked to answer for."""
+    parameters = {"type": "object", "properties": {"order": {"type": "string"}}}
+    tool = Tool(name="look_up", description="Look an order up.", parameters=parameters)
+    return None if current else replace(clerk(), tools=(tool,))
 
 
 def seed_of_a_call(server: ChatServer) -> int:
@@ -71,7 +80,7 @@ def feedback_of(log: Path, *, count: int) -> list[Feedback]:
 
 def test_a_person_types_answers_a_call_rates_and_corrects_and_all_is_in_the_log(tmp_path: Path):
     """By keyboard alone; the page asks this server alone, and shows markup as text."""
-    with chat_server(tmp_path / "server") as server, browser(tmp_path / "profile") as tab:
+    with chat_server(tmp_path / "server", with_tool) as server, browser(tmp_path / "profile") as tab:
         seed = seed_of_a_call(server)
         tried = len(server.turns())
         key = server.client("visitor", ("chat", "feedback")).api_key
@@ -124,7 +133,7 @@ def test_a_person_types_answers_a_call_rates_and_corrects_and_all_is_in_the_log(
 
 def test_a_revoked_key_leads_back_to_the_entry_and_a_stopped_reply_leaves_the_text(tmp_path: Path):
     """Nothing that was typed is lost: a reply that is stopped gives its message back."""
-    with chat_server(tmp_path / "server") as server, browser(tmp_path / "profile") as tab:
+    with chat_server(tmp_path / "server", with_tool) as server, browser(tmp_path / "profile") as tab:
         enter(tab, server, server.client("visitor", ("chat",)).api_key)
         tab.wait("document.activeElement.id === 'text'")
         tab.evaluate("window.fetch = (path, options) => new Promise((_, reject) =>"
@@ -155,7 +164,7 @@ window.fetch = async () => {
 
 def test_a_reload_keeps_the_conversation_and_markup_of_a_model_stays_text(tmp_path: Path):
     """The next turn after a reload goes on with the same conversation; a server that is gone leaves the message."""
-    with chat_server(tmp_path / "server") as server, browser(tmp_path / "profile") as tab:
+    with chat_server(tmp_path / "server", with_tool) as server, browser(tmp_path / "profile") as tab:
         seed = seed_of_a_call(server)
         enter(tab, server, server.client("visitor", ("chat", "feedback")).api_key)
         tab.wait("document.activeElement.id === 'text'")

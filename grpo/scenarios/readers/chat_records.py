@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from grpo.config.chats import ChatColumns, ChatFormatName, ChatSettings
 from grpo.config.scenarios import ChatSource
 from grpo.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
-from grpo.scenarios.message_columns import is_time_name
+from grpo.scenarios.message_order import is_time_name
 from grpo.scenarios.readers.exports.chat_programs import program_of
 from grpo.scenarios.readers.exports.message_links import OTHER_BRANCHES, shown_branch
 from grpo.scenarios.readers.exports.openai_batches import join_batch
@@ -47,7 +48,7 @@ from grpo.scenarios.readers.messages.transcripts import refuse_transcript
 from grpo.scenarios.readers.messages.written_calls import with_written_calls
 from grpo.scenarios.readers.traces.exchanges import read_exchange
 from grpo.scenarios.records import Converted, SourceRecord, convert_record, record_name
-from grpo.scenarios.times import instant
+from grpo.scenarios.times import instant, time_of_day
 
 _FIRST_LISTS = {"openai_messages": ("messages",), "sharegpt": ("conversations",)}
 """Key under which a format has its list of messages. It is looked up before the others."""
@@ -56,6 +57,7 @@ _LABELS = ("label", "kto_tag")
 _RATINGS = {"good": True, "bad": False}
 """Values of `rating` in AnythingLLM's exports. Other values, such as a number of stars, are not labels."""
 _PLACE_KEYS = ("id", "metadata", "custom_id")
+_CLOCKS_S = 1.0  # seconds by which clocks of several machines may differ
 _LONGEST_DURATION = 10**8  # seconds, which are three years. The time of a message is more of them since 1970
 _UNREAD = {name: reason for name, reason in RECORD.items() if reason} | dict.fromkeys(_PLACE_KEYS, "")
 """Fields of a record of which only the id and the metadata are read. Everything else is counted or refused."""
@@ -355,13 +357,16 @@ def _check_order(messages: Any, settings: ChatSettings) -> None:
         if not all(name in item for item in messages):
             continue
         times = [try_call(partial(instant, item[name])) for item in messages]
+        if any(time_of_day(item[name]) is not None for item in messages):  # a chat may go on after midnight
+            continue
         if not all(isinstance(time, float) for time in times):
             continue
         falls = times == sorted({*times}, reverse=True)  # type: ignore[type-var]
         if falls and (speaker == "assistant" or (len(times) > 2 and times[-1] > _LONGEST_DURATION)):  # type: ignore[operator]
             raise ValueError(f"the newest message comes first, by {name}. Sort them by it, or read them as rows")
         replies = [time for time, item in zip(times, messages, strict=True) if speaker_of(item) == "assistant"]
-        if replies and replies != sorted(replies) and min(replies) > _LONGEST_DURATION:  # type: ignore[type-var, operator]
+        falls = any(after < before - _CLOCKS_S for before, after in pairwise(replies))  # type: ignore[operator]
+        if falls and min(replies) > _LONGEST_DURATION:  # type: ignore[type-var, operator]
             raise ValueError(f"the agent's messages are not in the order of {name}. Sort them, or read them as rows")
 
 

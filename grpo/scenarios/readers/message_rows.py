@@ -33,7 +33,7 @@ from grpo.data_errors import excerpt, try_call
 from grpo.errors import StorageError
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
-from grpo.scenarios.message_columns import folded
+from grpo.scenarios.message_order import folded
 from grpo.scenarios.readers.exports.message_links import OTHER_BRANCHES, links, shown_versions
 from grpo.scenarios.readers.files.places import is_there, parsed, value_at
 from grpo.scenarios.readers.mapped_columns import map_cells, merge_fields
@@ -42,7 +42,7 @@ from grpo.scenarios.readers.messages.openai_fields import calls_at
 from grpo.scenarios.readers.messages.openai_format import parse_messages
 from grpo.scenarios.readers.messages.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.records import Converted, SourceRecord, convert_record
-from grpo.scenarios.times import instant
+from grpo.scenarios.times import instant, time_of_day
 
 _TABLE = """
     PRAGMA journal_mode = OFF;
@@ -60,6 +60,8 @@ _ID = "id of the message"
 _REPEATED = "row: the same message again"
 _MEDIA = {"attachment", "attachments", "photo", "photos", "images", "videos"}
 """Columns of what a message has besides its text."""
+_PRINTED_PARTS = {"text", "tool_use", "tool_result"}
+"""Types of the parts of a message that are read if Python has printed their list."""
 _WHOLE_TABLE = "chat"
 """Name of the only conversation of a table."""
 SOURCE = "message_rows"
@@ -296,15 +298,21 @@ def _speaker(messages: Sequence[LoggedMessage]) -> str | None:
 
 
 def _without_repeats(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without those that are equal to an earlier one with the same id of a message."""
-    known: list[dict[str, Any]] = []
-    by_id: dict[str, list[dict[str, Any]]] = {}
+    """Rows without those that are equal to an earlier one with the same id of a message.
+
+    If different rows have the same id, it is not the id of a message, and all rows are read.
+    """
+    distinct: list[dict[str, Any]] = []
+    by_id: dict[str, dict[str, Any]] = {}
     for row in rows:
-        same = by_id.setdefault(_text(row[_ID]), []) if row.get(_ID) not in (None, "") else []
-        if row not in same:
-            same.append(row)
-            known.append(row)
-    return known
+        if row.get(_ID) in (None, ""):
+            distinct.append(row)
+        elif (name := _text(row[_ID])) not in by_id:
+            by_id[name] = row
+            distinct.append(row)
+        elif by_id[name] != row:
+            return list(rows)
+    return distinct
 
 
 def _times(cell: Callable[[str], Any], settings: MessageRows) -> tuple[float, ...]:
@@ -320,9 +328,14 @@ def _times(cell: Callable[[str], Any], settings: MessageRows) -> tuple[float, ..
 
 
 def _ordered(rows: Sequence[dict[str, Any]], table: _Table, settings: MessageRows) -> list[dict[str, Any]]:
-    """Rows by their order columns. Rows with the same time keep the order of the table, from its end if it falls."""
+    """Rows by their order columns. Rows with the same time keep the order of the table, from its end if it falls.
+
+    Times of day without a date do not sort rows, because a conversation may go on after midnight.
+    """
     if not settings.orders:
         return list(rows)
+    if len(settings.orders) == 1 and all(time_of_day(row[settings.orders[0]]) is not None for row in rows):
+        return list(reversed(rows)) if table.falls > table.rises else list(rows)
     read = reversed(rows) if table.newest_first else rows
     return sorted(read, key=lambda row: _times(row.__getitem__, settings))
 
@@ -343,12 +356,20 @@ def _messages(row: Mapping[str, Any], settings: MessageRows) -> list[LoggedMessa
     return _spoken(meaning, row[settings.text], settings.text)
 
 
+def _is_printed_text(cell: str, value: Any) -> bool:
+    """Is this a list as Python prints it, but not of parts of a message? Then it is what was said."""
+    types = {part.get("type") for part in value if isinstance(part, dict)} if isinstance(value, list) else set()
+    return cell.lstrip().startswith(("[{'", "['")) and not types <= _PRINTED_PARTS
+
+
 def _spoken(role: Role, cell: Any, column: str) -> list[LoggedMessage]:
     """Messages of a cell: a text, or parts of a message, which may have calls with their results.
 
     Raises `ValueError` if the cell has anything else, because no speaker has written it.
     """
     value = parsed(cell)
+    if isinstance(cell, str) and _is_printed_text(cell, value):
+        return [LoggedMessage(role=role, content=cell)]
     if isinstance(value, list) and (
         value is cell or all(isinstance(part, Mapping) and "type" in part for part in value)
     ):

@@ -48,7 +48,8 @@ def _has_properties(schema: dict[str, Any]) -> dict[str, Any]:
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         raise ValueError(f"properties is not an object: {type(properties).__name__}")
-    if wrong := next((name for name, part in properties.items() if not isinstance(part, (dict, bool))), None):
+    wrong = next((name for name, part in properties.items() if not isinstance(part, (dict, bool))), None)
+    if wrong is not None:
         raise ValueError(f"properties.{wrong[:40]} is not a schema: {type(properties[wrong]).__name__}")
     if not isinstance(schema.get("required", []), (list, bool)):
         raise ValueError(f"required is not a list: {type(schema['required']).__name__}")

@@ -53,6 +53,8 @@ class Places:
         if request.conversation is None:
             return await self.turns.load_prefix(asked.messages, caller.key_hash, request.user, asked.tools)
         await self.turns.load_last(request.conversation, caller.key_hash, asked.messages)
+        if request.called_turn is not None:
+            await self.turns.load_turn(request.called_turn, caller.key_hash)
         last = self._conversations.last_turn(request.conversation, caller.key_hash)
         if last is None or asked.messages.digests[: len(last.messages)] == last.digests:
             return LoadedTurns()
@@ -68,6 +70,8 @@ class Places:
         continue a turn that has them. A new conversation gets the tools of the version that answers it.
         """
         last = self._known_turn(request, caller)
+        if last is not None and request.conversation is not None and request.called_turn not in (None, last.turn_id):
+            raise unknown_conversation(request.conversation)  # the turn with the calls has left the memory
         if asked.tools is not None:
             choices = [asked.tools]
         elif last is not None:
@@ -110,6 +114,12 @@ class Places:
         if place.before is None and place.joined != "other version" and asked.tools is None and last is None:
             tools = DigestedTools.of(self._version_of(request.model).served.tools)
         return place, tools
+
+    def is_last(self, place: Continuation, owner: str) -> bool:
+        """True if a place is after the last turn of its conversation, or at its beginning."""
+        last = self._conversations.last_turn(place.conversation_id, owner)
+        turn = place.retired_turn if place.before is None else place.before.turn_id
+        return last is None or turn in (None, last.turn_id)
 
     def _known_turn(self, request: ChatRequest, caller: Caller) -> AnsweredTurn | None:
         """Turn in memory that a request names, or the last one of the conversation that it names, if it is there."""

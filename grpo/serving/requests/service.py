@@ -196,9 +196,8 @@ class Service:
             same = same and tools.digest == counted_tools.digest  # a version with other tools may have been loaded
             if not same or not self._is_answering(version, place, request):
                 continue
-            begun = await self.turns.begin(
-                place, caller.key_hash, by_id=request.conversation is not None and place.joined != "fork"
-            )
+            by_id = request.conversation is not None and self.places.is_last(place, caller.key_hash)
+            begun = await self.turns.begin(place, caller.key_hash, by_id=by_id)
             if begun is not None and self._is_answering(version, place, request):
                 handler_of = partial(
                     ChatHandler, self, request, caller, version, begun.place, tools.tools, renderer, needed, constraint

@@ -23,6 +23,7 @@ from grpo_local.checks import (
     CheckResult,
     DoctorReport,
     check_files,
+    check_folders,
     check_named_servers,
     check_ports,
     check_records,
@@ -212,8 +213,8 @@ def test_a_home_of_another_user_is_a_problem(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 @pytest.mark.parametrize("closed", ["mlartifacts", "services/promotions", "mlflow.db"])
-def test_a_part_of_the_home_that_may_not_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch, closed: str):
-    """Otherwise the run would train to its end first."""
+def test_a_part_of_the_home_that_may_not_be_written_is_found(monkeypatch: pytest.MonkeyPatch, closed: str):
+    """A run would train to its end first. A folder may be another user's, so that it is a warning."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -227,13 +228,14 @@ def test_a_part_of_the_home_that_may_not_be_written_is_a_problem(monkeypatch: py
         (home / closed).chmod(0o400)
         os.seteuid(65534)
         try:
-            checks = _by_name(check_records(home))
+            checks = _by_name([*check_records(home), *check_folders(home)])
         finally:
             os.seteuid(0)
-    problem = checks["mlflow" if closed == "mlflow.db" else "home"]
-    assert problem.state == "problem"
-    assert f"{home / closed}" in problem.detail
-    assert "may not be read and written" in problem.detail
+    check = checks["mlflow" if closed == "mlflow.db" else "folders"]
+    assert check.state == ("problem" if closed == "mlflow.db" else "warning")
+    assert f"{home / closed}" in check.detail
+    assert "may not be read and written" in check.detail
+    assert checks["home"].state == "ok"
 
 
 def test_a_database_that_is_in_use_is_not_moved_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

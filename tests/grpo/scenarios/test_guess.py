@@ -131,22 +131,32 @@ def _guessed(path: Path, rows: list[dict[str, Any]]) -> Any:
 @pytest.mark.parametrize(
     ("columns", "order"),
     [
-        ({"seq": [2, 1]}, "seq"),
-        ({"seq": [1, 1]}, None),
-        ({"date": ["2026-01-01"] * 2, "time": ["10:02", "10:01"]}, ["date", "time"]),
-        ({"time": ["10:02 AM", "10:01 AM"]}, "time"),
-        ({"created_at": ["2026-01-01 10:01"] * 2 + ["2026-01-01 10:02"], "message_id": [3, 2, 4]},
-         ["created_at", "message_id"]),
-        ({"created_at": ["2026-01-01 10:01", "2026-01-01 10:02"], "message_id": [3, 2]}, "created_at"),
-        ({"message_id": [2, 1]}, None),
+        ({"seq": [3, 4, 1, 2]}, "seq"),
+        ({"seq": [1, 1, 2, 3]}, None),
+        ({"order": [981, 42, 77, 5]}, None),  # numbers of orders, and no counter
+        ({"date": ["2026-01-01"] * 4, "time": ["10:04", "10:03", "10:02", "10:01"]}, ["date", "time"]),
+        ({"date": ["20/11/2026"] * 4, "time": ["10:01", "10:02", "10:03", "10:04"]}, None),
+        ({"time": ["10:04 AM", "10:03 AM", "10:02 AM", "10:01 AM"]}, "time"),
+        ({"time": ["23:57", "23:58", "00:01", "00:02"]}, None),
+        ({"time": ["12:58", "12:59", "1:02", "1:03"]}, None),
+        ({"time": ["58:10", "58:40", "1:00:05", "1:00:20"]}, None),
+        (
+            {"created_at": ["10:01", "10:01", "10:02", "10:03"], "message_id": [3, 2, 4, 5]},
+            ["created_at", "message_id"],
+        ),
+        ({"created_at": ["10:01", "10:01", "10:02", "10:03"], "message_id": [981, 42, 77, 12]}, "created_at"),
+        ({"created_at": ["10:01", "10:02", "10:03", "10:04"], "message_id": [4, 3, 2, 1]}, "created_at"),
+        ({"message_id": [4, 3, 2, 1]}, None),
     ],
-)  # fmt: skip
+)
 def test_the_order_of_messages_is_found(tmp_path: Path, columns: dict[str, list[Any]], order: Any) -> None:
-    """By a number that no two messages share, and by the date in front of the time of day."""
+    """By a counter, by the date in front of the time of day, and by ids that rise with the time."""
+    days = columns.get("created_at", [])
+    columns = {**columns, **({"created_at": [f"2026-01-01 {day}" for day in days]} if days else {})}
     rows = [
-        {"ticket_id": "t", "role": "agent" if k == 0 else "customer", "body": str(k)}
+        {"ticket_id": "t", "role": ("customer", "agent")[k % 2], "body": str(k)}
         | {name: cells[k] for name, cells in columns.items()}
-        for k in range(len(next(iter(columns.values()))))
+        for k in range(4)
     ]
     found = _guessed(tmp_path / "a.csv", rows).messages.order
     assert found == (tuple(order) if isinstance(order, list) else order)

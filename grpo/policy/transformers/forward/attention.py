@@ -183,7 +183,7 @@ def _attend(
     scores: _Scores,
 ) -> torch.Tensor:
     """Attention of grouped heads, [rows, heads, width, value_dim]."""
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+    if query.requires_grad and query.device.type == "cpu" and query.dtype == torch.bfloat16:
         # PyTorch's kernel takes two to four times as long for gradients in bfloat16, if queries are few
         output = _attend(query.float(), key.float(), value.float(), mask.float(), scores)
         return output.to(query.dtype)

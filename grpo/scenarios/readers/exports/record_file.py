@@ -13,7 +13,8 @@ from pydantic_core import from_json
 
 from grpo.data_errors import LONGEST_LINE
 from grpo.scenarios.logged_chat import MAX_MESSAGES
-from grpo.scenarios.message_columns import find_group, is_group_name, is_time_name, leaves
+from grpo.scenarios.message_columns import find_group, is_group_name, leaves
+from grpo.scenarios.message_order import is_time_name
 from grpo.scenarios.readers.exports.chat_programs import chats_in
 from grpo.scenarios.readers.exports.codex import is_session_file, is_session_item
 from grpo.scenarios.readers.exports.coding_agents import is_goose_file

@@ -208,7 +208,7 @@ def _said(*times: Any, **more: list[Any]) -> list[dict[str, Any]]:
     [
         (_said("10:03", "10:02", "10:01"), "at"),
         (_said("1:01 PM", "12:02 p.m.", "11:59:59 am"), "at"),
-        (_said("9:00", "23:00", "22:00", day=["2026-01-02", "2026-01-01", "2026-01-01"]), ["day", "at"]),
+        (_said("09:00", "23:00", "22:00", day=["2026-01-02", "2026-01-01", "2026-01-01"]), ["day", "at"]),
         (_said("10:02", "10:02", "10:01"), "at"),  # the table falls, so that rows of the same time fall as well
         (_said("10:01", "10:01", "10:01", n=[3, 2, 1]), ["at", "n"]),
     ],
@@ -238,3 +238,26 @@ def test_the_same_message_again_is_read_once(tmp_path: Path) -> None:
     assert list(record.ignored) == ["row: the same message again"]
     (record,) = read(tmp_path / "a.jsonl", [row | {"message_id": None} for row in rows], speaker="role", text="text")
     assert turns(record) == (["Hi.\nHi."], ["Hello.\nHello."])
+
+
+def test_an_id_of_different_messages_is_not_their_id(tmp_path: Path) -> None:
+    """All rows of a concert have its id, and the agent asks twice."""
+    rows = [{"role": role, "text": text, "event_id": 5} for role, text in
+            (("user", "Hello?"), ("bot", "Which seat?"), ("user", "Row 3"), ("bot", "Which seat?"))]  # fmt: skip
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
+    assert turns(record) == (["Hello?", "Row 3"], ["Which seat?", "Which seat?"])
+
+
+def test_times_of_day_do_not_sort_a_conversation_that_goes_on_after_midnight(tmp_path: Path) -> None:
+    rows = [
+        {"role": role, "text": role, "at": at} for role, at in (("user", "23:58"), ("bot", "23:59"), ("user", "00:01"))
+    ]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text", order="at")
+    assert turns(record) == (["user", "user"], ["bot"])
+
+
+def test_a_printed_list_that_was_said_stays_a_text(tmp_path: Path) -> None:
+    said = "[{'type': 'error', 'id': 4}]"
+    rows = [{"role": "user", "text": "What is it?"}, {"role": "bot", "text": said}]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
+    assert turns(record) == (["What is it?"], [said])

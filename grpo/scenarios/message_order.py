@@ -22,9 +22,10 @@ _COUNTERS = (
     "seq", "sequence", "seqno", "sequencenumber", "messageorder", "order", "position", "step", "index", "idx", "n",
     "line", "lineno", "linenumber", "turnid", "utteranceid", "utteranceindex",
 )  # fmt: skip
-"""Names of a number that orders messages if it counts those of a conversation."""
+"""Names of a number that orders the messages of a conversation if it counts them."""
 _DATES = ("date", "day", "createddate")
-_MESSAGE_IDS = tuple(f"{a}id" for a in _OF_A_MESSAGE)
+MESSAGE_IDS = tuple(f"{a}id" for a in _OF_A_MESSAGE)
+"""Names of a message's id."""
 _ORDERS = (*_TIMES, *(f"{a}{b}" for a in _OF_A_MESSAGE for b in _TIMES), *_NUMBERS)
 
 
@@ -34,9 +35,9 @@ def find_order(rows: Sequence[Row], group: str | None) -> str | list[str] | None
     If the times of day have a date in another column, or if messages have the same time and ids that rise with it, it
     is a list of both columns. Times of day without a date only tell whether the newest message comes first.
 
-    All of its values are times or numbers, and they differ within conversations, because the time of the ticket is the
-    same in all of its rows. If there is none, the time of creation is taken as it is. If it cannot be read then, the
-    reader says so, and the rows do not stay in an order that is not theirs.
+    All values of the column are times or numbers, and they differ within conversations, because the time of a ticket
+    is the same in all of its rows. If there is no such column, the time of creation is taken as it is. If the reader
+    cannot read it, it refuses the rows instead of keeping an order that may be wrong.
     """
     places = dict.fromkeys(place for row in rows for place in row)
     named = sorted((p for p in places if _time_word(p) in _ORDERS), key=lambda p: _ORDERS.index(_time_word(p)))
@@ -50,9 +51,7 @@ def find_order(rows: Sequence[Row], group: str | None) -> str | list[str] | None
             if _falls(rows, group, place):
                 return place
         else:
-            number = next(
-                (p for p in places if folded(p) in _MESSAGE_IDS and _breaks_ties(rows, group, place, p)), None
-            )
+            number = next((p for p in places if folded(p) in MESSAGE_IDS and _breaks_ties(rows, group, place, p)), None)
             return place if number is None else [place, number]
     created = (place for place in differing if _time_word(place) in _CREATED and place not in readable)
     return next(chain(created, (p for p in places if folded(p) in _COUNTERS and _counts(rows, group, p))), None)

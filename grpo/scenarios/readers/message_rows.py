@@ -33,7 +33,7 @@ from grpo.data_errors import excerpt, try_call
 from grpo.errors import StorageError
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
-from grpo.scenarios.message_order import folded
+from grpo.scenarios.message_order import MESSAGE_IDS, folded
 from grpo.scenarios.readers.exports.message_links import OTHER_BRANCHES, links, shown_versions
 from grpo.scenarios.readers.files.places import is_there, parsed, value_at
 from grpo.scenarios.readers.mapped_columns import map_cells, merge_fields
@@ -55,7 +55,6 @@ _TABLE = """
 _SHOWN = 80  # characters of a value in a reason
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 _PROBLEM = "problem of the row"
-_MESSAGE_IDS = {"messageid", "msgid", "commentid", "eventid"}
 _ID = "id of the message"
 _REPEATED = "row: the same message again"
 _MEDIA = {"attachment", "attachments", "photo", "photos", "images", "videos"}
@@ -89,12 +88,12 @@ def read_message_rows(
 
 @dataclass(slots=True)
 class _Table:
-    """What the rows tell about the whole table."""
+    """The last row that was read, and in which direction the times of the table go."""
 
     chat: str | None = None
     """Conversation of the last row."""
     times: tuple[float, ...] | None = None
-    """What the last row is ordered by, if it can be read."""
+    """Values of the order columns in the last row. None if they cannot be read."""
     broken_line: int | None = None
     """Line of the last row, if its cells cannot be told apart."""
     rises: int = 0
@@ -193,7 +192,7 @@ def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, 
                 "it is a list of parts. Write the chats as lists of messages with tool_calls, or leave the column out"
             )
     kept = {**links(cells), **{name: value_at(cells, name) for name in places}}
-    if (name := next((name for name in cells if folded(name) in _MESSAGE_IDS), None)) is not None:
+    if (name := next((name for name in cells if folded(name) in MESSAGE_IDS), None)) is not None:
         kept[_ID] = cells[name]
     if binary := next((name for name, cell in kept.items() if isinstance(cell, bytes)), None):
         raise ValueError(f"column {binary} is not a text: it has {len(kept[binary])} bytes that are not UTF-8")
@@ -316,7 +315,7 @@ def _without_repeats(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _times(cell: Callable[[str], Any], settings: MessageRows) -> tuple[float, ...]:
-    """What a row is ordered by. Raises `ValueError` if it cannot be read."""
+    """Values of the order columns in a row. Raises `ValueError` if one of them cannot be read."""
     times = []
     for name in settings.orders:
         try:

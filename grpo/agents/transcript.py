@@ -238,8 +238,9 @@ class TokenTranscript:
         self._unread, self._length_limited = [], generation.stop == "length"
         self._unended = generation.stop != "stop"
         text = self.renderer.decode(generation.token_ids).strip()
-        parse = self.renderer.parse_reply if self.parses_calls else self.renderer.parse_content
-        message = generation.message or parse(generation.token_ids)
+        message = generation.message or self.renderer.parse_reply(generation.token_ids)
+        if message.tool_calls and not self.parses_calls:
+            message = self.renderer.parse_content(generation.token_ids)
         self._append_completion(message, generation)
         return text
 

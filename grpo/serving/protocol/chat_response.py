@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -148,13 +147,13 @@ def tool_calls(choice: Choice) -> list[dict[str, Any]]:
 
 def call_id(turn_id: str, position: int) -> str:
     """Id of a tool call in the reply of a turn."""
-    return f"call_{turn_id}_{position}"
+    return f"{_CALL}{turn_id}_{position}"
 
 
 def turn_of_call(call: str) -> str | None:
     """Id of the turn whose reply has the call with this id. None for the id of another server."""
-    match = re.fullmatch(r"call_(.+)_\d+", call)
-    return None if match is None else match[1]
+    turn_id, _, position = call.removeprefix(_CALL).rpartition("_")
+    return turn_id if call.startswith(_CALL) and turn_id and position.isdecimal() else None
 
 
 def json_text(data: Mapping[str, Any] | str) -> str:
@@ -169,6 +168,7 @@ def event(data: Mapping[str, Any] | str) -> bytes:
     return f"data: {json_text(data)}\n\n".encode()
 
 
+_CALL = "call_"
 _IMPOSSIBLE = -9999.0
 DONE = "[DONE]"
 """Last event of a stream that did not fail."""

@@ -29,6 +29,8 @@ from grpo.scenarios.guess_tables import (
     QUESTION_NAMES,
     called_questions,
     chat_kinds,
+    choices_unread,
+    find_choices,
     first_name,
     is_list_of_objects,
     is_whole_chat,
@@ -118,24 +120,7 @@ def guess_source(path: Path) -> Source:
     """
     candidates = list(read_guarded(lambda: _candidates(path), str(path)))
     if not candidates:
-        names = _names(path)
-        shown = excerpt(", ".join(names), 300) or "nothing"
-        if {"conversation_a", "conversation_b"} <= {*names}:
-            raise DataError(
-                f"{path}: each record has two chats to compare, and a scenario has only one. To read the first chat of "
-                "each record, write kind: openai_messages and column: conversation_a"
-            )
-        if {"chosen", "rejected"} <= {*names}:
-            raise DataError(
-                f"{path}: each record is a preference pair, and a scenario is one chat. A reward model learns from "
-                "pairs, see docs/internals/rewards.md"
-            )
-        if {"parent_id", "message_id"} <= {*names}:
-            raise DataError(
-                f"{path}: each row is one message of a tree with several replies to one message. Read the file of "
-                "trees instead, with kind: openai_messages"
-            )
-        raise DataError(unknown_names(path, shown, _rows(path)))
+        raise DataError(unknown_names(path, _names(path), _rows(path)))
     scores = []
     reasons = []
     with tempfile.TemporaryDirectory(prefix="grpo-guess-") as scratch:
@@ -152,11 +137,15 @@ def guess_source(path: Path) -> Source:
     if not scores:
         rows = _rows(path)
         if repeats(rows, find_group(rows)) and find_messages(rows) is None:
-            raise DataError(unknown_names(path, excerpt(", ".join(_names(path)), 300), rows))
+            raise DataError(unknown_names(path, _names(path), rows))
         shown = excerpt("; ".join(dict.fromkeys(reasons)), 1000)
         raise DataError(f"{path} cannot be read as it is: {shown}. See docs/logs.md")
     # several spans are one chat, so that a trace has fewer scenarios than a reader of single records finds
-    return max(scores, key=lambda score: (score[0] > 0 and isinstance(score[1], TraceSource), score[0]))[1]
+    best = max(scores, key=lambda score: (score[0] > 0 and isinstance(score[1], TraceSource), score[0]))[1]
+    asks = "user_responses" in getattr(best, "columns", {}) or best.kind in ("prompt_completion", "alpaca")
+    if asks and (choices := find_choices(_rows(path))):
+        raise DataError(choices_unread(path, choices))
+    return best
 
 
 def unread_columns(source: Source) -> list[str]:

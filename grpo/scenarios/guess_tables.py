@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -44,6 +45,26 @@ _CONTENTS = ("content", "value", "text", "utterance", "message", "body")
 _CONTEXTS = ("system", "system_prompt", "preamble", "context")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _IDS = ("id", "ticket", "ticket_id")
+_CHOICES = ("choices", "options", "endings", "alternatives", "candidates")
+_LETTERED = re.compile(r"(?:option|choice|ending|sol|op)[ _]?[a-e0-5]", re.IGNORECASE)
+"""Columns of the choices of a question, if each has its own: option_a, choice1, opa."""
+_KEYS = {
+    folded(name)
+    for name in (
+        *_REFERENCES,
+        *ANSWER_NAMES,
+        *EXPECTED,
+        "answer_key",
+        "answer_index",
+        "answer_idx",
+        "correct",
+        "correct_option",
+        "gold",
+        "cop",
+    )
+}
+_KEY = re.compile(r"[A-Fa-f]|\d")
+"""The letter or the number of a choice."""
 
 
 def chat_kinds(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -170,8 +191,37 @@ def table_settings(
         yield {"columns": {field: column for field, column in fields.items() if column is not None}}
 
 
-def unknown_names(path: Path, shown: str, rows: Sequence[Row]) -> str:
-    """Why no settings could be guessed, and what to set."""
+def find_choices(rows: Sequence[Row]) -> list[str]:
+    """Columns of the choices among which a letter or a number names the answer. Empty for other tables.
+
+    {"question": "Capital of France?", "choices": ["Rome", "Paris"], "answer": 1} → ["choices"]
+    """
+    row = rows[0] if rows else {}
+    lists = [place for place in row if any(folded(name) in _CHOICES for name in place.split("."))]
+    lists = [place for place in lists if isinstance(items := parsed(row[place]), list) and len(items) > 1]
+    columns = lists or [name for name in row if _LETTERED.fullmatch(name)]
+    keys = [name for name in map(str, (row[name] for name in row if folded(name) in _KEYS)) if _KEY.fullmatch(name)]
+    return columns if keys and (lists or len(columns) > 1) else []
+
+
+def unknown_names(path: Path, names: Sequence[str], rows: Sequence[Row]) -> str:
+    """Why no settings could be guessed from these keys or columns, and what to set."""
+    if {"conversation_a", "conversation_b"} <= {*names}:
+        return (
+            f"{path}: each record has two chats to compare, and a scenario has only one. To read the first chat of "
+            "each record, write kind: openai_messages and column: conversation_a"
+        )
+    if {"chosen", "rejected"} <= {*names}:
+        return (
+            f"{path}: each record is a preference pair, and a scenario is one chat. Train on pairs with dpo, see "
+            "docs/guide.md, or train a reward model on them, see docs/internals/rewards.md"
+        )
+    if {"parent_id", "message_id"} <= {*names}:
+        return (
+            f"{path}: each row is one message of a tree with several replies to one message. Read the file of trees "
+            "instead, with kind: openai_messages"
+        )
+    shown = excerpt(", ".join(names), 300) or "nothing"
     if any(SESSIONS_COLUMN in row for row in rows):
         return f"{path}: {NO_MESSAGES}"
     group, columns = find_group(rows), find_messages(rows)
@@ -197,6 +247,15 @@ def unknown_names(path: Path, shown: str, rows: Sequence[Row]) -> str:
     return (
         f"{path} has {shown}, and none of these keys or columns is known.{excerpt(inside, 300)} Map some of them by "
         "columns, column or messages, see docs/logs.md"
+    )
+
+
+def choices_unread(path: Path, choices: Sequence[str]) -> str:
+    """Why questions with choices are not guessed, and what to do."""
+    return (
+        f"{path}: each record is a question with choices in {excerpt(', '.join(choices), 100)}, and its answer is the "
+        "letter or the number of a choice. A user who only asks the question does not show the choices. Yield "
+        "scenarios with the choices in the question from a function, and read them by kind: python, see docs/own.md"
     )
 
 

@@ -104,11 +104,15 @@ RECORDS = (
         ),
     ),
     RecordRow(
-        part="`label: false`, `kto_tag: false`, or 0, `rating: BAD`",
+        part="`label: false`, `kto_tag: false`, 0 or -1; a word such as `bad`, `rejected` or `thumbs_down` in one of "
+        "them or in `rating`, `feedback`, `thumbs`, `vote`, `verdict`",
         becomes="the agent's last reply is no reference",
         samples=tuple(
             Sample(record=_messages(A, **label), fields={"expected.responses": []})
-            for label in ({"label": False}, {"kto_tag": False}, {"label": 0}, {"kto_tag": 0}, {"rating": "BAD"})
+            for label in (
+                *({name: value} for name in ("label", "kto_tag") for value in (False, 0, -1, "bad")),
+                *({name: "Thumbs Down"} for name in ("rating", "feedback", "thumbs", "vote", "verdict")),
+            )
         ),
     ),
     RecordRow(

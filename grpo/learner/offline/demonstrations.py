@@ -163,7 +163,7 @@ def _parse(record: Any, place: str) -> tuple[Message, ...]:
     record = without_filled_nulls(record)
     left_out(RECORD, record, "record", "")
     label = record.get("label")
-    is_class = isinstance(label, int) and not isinstance(label, bool)  # 0 may be the name of a class
+    is_class = isinstance(label, int) and not isinstance(label, bool) and label >= 0  # 0 may be the name of a class
     labels = {name: value for name, value in record.items() if name != "label" or not is_class}
     if undesired := [name for name, desired in labels_of(labels, ChatColumns()).items() if not desired]:
         raise DataError(f"{undesired[0]} says that its reply is not desired. Leave the conversation out")

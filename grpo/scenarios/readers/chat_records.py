@@ -54,8 +54,12 @@ _FIRST_LISTS = {"openai_messages": ("messages",), "sharegpt": ("conversations",)
 """Key under which a format has its list of messages. It is looked up before the others."""
 _LABELS = ("label", "kto_tag")
 """Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
-_RATINGS = {"good": True, "bad": False}
-"""Values of `rating` in AnythingLLM's exports. Other values, such as a number of stars, are not labels."""
+_VERDICTS = (*_LABELS, "rating", "feedback", "thumbs", "vote", "verdict")
+"""Keys of which a word may say it too. A number under the others is e.g. a number of stars, and no label."""
+_WORDS = {
+    **dict.fromkeys(("good", "desirable", "desired", "accepted", "approved", "like", "thumbs_up"), True),
+    **dict.fromkeys(("bad", "undesirable", "undesired", "rejected", "dislike", "thumbs_down"), False),
+}
 _PLACE_KEYS = ("id", "metadata", "custom_id")
 _CLOCKS_S = 1.0  # seconds by which clocks of several machines may differ
 _LONGEST_DURATION = 10**8  # seconds, which are three years. The time of a message is more of them since 1970
@@ -94,17 +98,16 @@ def _fields(
 def labels_of(data: Mapping[str, Any], settings: ChatSettings) -> dict[str, bool]:
     """Labels of the last reply, unless the settings name these keys for something else. True if it is desired."""
     own = (settings.column, *settings.names.values())
-    truths = {name: _truth(data.get(name)) for name in _LABELS if name not in own}
-    if "rating" not in own:
-        truths["rating"] = _RATINGS.get(str(data.get("rating")).lower())
+    given = {name: data[name] for name in _VERDICTS if name in data and name not in own}
+    truths = {name: _truth(value, is_switch=name in _LABELS) for name, value in given.items()}
     return {name: desired for name, desired in truths.items() if desired is not None}
 
 
-def _truth(value: Any) -> bool | None:
-    """A switch: true, false, 1 or 0, also as a text. None for every other value, such as the name of a class."""
-    if isinstance(value, str):
-        return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
-    return bool(value) if isinstance(value, int) and value in (0, 1) else None
+def _truth(value: Any, *, is_switch: bool) -> bool | None:
+    """A word, or in a switch true, false, 1, 0 or -1. None for every other value, such as the name of a class."""
+    text = str(value).strip().lower() if isinstance(value, (str, int)) else ""
+    numbers = {"true": True, "1": True, "false": False, "0": False, "-1": False} if is_switch else {}
+    return numbers.get(text, _WORDS.get(text.replace(" ", "_").replace("-", "_")))
 
 
 def _without_last_reply(chat: LoggedChat, label: str) -> LoggedChat:

@@ -178,6 +178,37 @@ def test_an_answer_next_to_the_ground_truth_is_no_reference(tmp_path: Path) -> N
     assert _guessed(tmp_path / "a.jsonl", rows).columns["expected.responses"] == "ground_truth"
 
 
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        pytest.param({"question": "Capital?", "choices": ["Rome", "Paris"], "answer": 1}, "choices", id="MMLU"),
+        pytest.param(
+            {"question": "Capital?", "choices": {"text": ["Rome", "Paris"], "label": ["A", "B"]}, "answerKey": "B"},
+            "choices.text, choices.label",
+            id="ARC",
+        ),
+        pytest.param(
+            {"question": "Capital?", "option_a": "Rome", "option_b": "Paris", "correct_answer": "B"},
+            "option_a, option_b",
+            id="a column for each choice",
+        ),
+        pytest.param({"prompt": "Capital?", "options": ["Rome", "Paris"], "completion": "B"}, "options", id="a pair"),
+    ],
+)
+def test_a_letter_is_no_reply_to_a_question_whose_choices_the_user_does_not_show(
+    tmp_path: Path, row: dict[str, Any], columns: str
+) -> None:
+    """The answer would be a number or a letter without a meaning."""
+    with pytest.raises(DataError, match=f"a question with choices in {columns}, and its answer is the letter"):
+        _guessed(tmp_path / "a.jsonl", [row, row])
+
+
+@pytest.mark.parametrize("answer", ["Paris", "We ship to all of them."])
+def test_a_text_is_a_reply_to_a_question_with_choices(tmp_path: Path, answer: str) -> None:
+    row = {"question": "Capital?", "options": ["Rome", "Paris"], "answer": answer}
+    assert _guessed(tmp_path / "a.jsonl", [row, row]).columns["expected.responses"] == "answer"
+
+
 def test_broken_quotes_are_named(tmp_path: Path) -> None:
     """If no row can be read."""
     path = tmp_path / "a.csv"

@@ -82,6 +82,8 @@ def test_conversations_are_in_the_format_of_openai(tmp_path: Path):
     ("fields", "reason"),
     [
         ({"label": False}, "label says that its reply is not desired. Leave the conversation out"),
+        ({"label": -1}, "label says that its reply is not desired. Leave the conversation out"),
+        ({"verdict": "bad"}, "verdict says that its reply is not desired. Leave the conversation out"),
         ({"kto_tag": 0}, "kto_tag says that its reply is not desired. Leave the conversation out"),
         ({"images": ["a.png"]}, "record.images cannot be read: content other than text is not read"),
     ],

@@ -274,14 +274,20 @@ def test_a_field_that_is_no_switch_marks_nothing(tmp_path: Path, field: dict[str
     assert read.ignored == (f"message.{next(iter(field))}: unknown",)
 
 
-@pytest.mark.parametrize("label", [{"label": False}, {"kto_tag": False}, {"label": "False"}, {"kto_tag": 0}])
+@pytest.mark.parametrize(
+    "label",
+    [
+        {"label": False}, {"kto_tag": False}, {"label": "False"}, {"kto_tag": 0}, {"label": -1}, {"label": "bad"},
+        {"rating": "Thumbs-down"}, {"feedback": "dislike"}, {"verdict": "rejected"},
+    ],
+)  # fmt: skip
 def test_a_reply_that_is_labelled_as_undesired_is_not_a_reference(tmp_path: Path, label: dict[str, Any]) -> None:
     """The labels of KTO. A desired reply, and one with a class as its label, are references."""
     messages = [ASKED, REPLY, ASKED, {"role": "assistant", "content": "Dunno."}]
     fields, left_out = scenario(tmp_path, {"messages": messages, **label})
     assert (fields["expected"]["responses"], left_out) == (["It islost."], {f"record.{next(iter(label))}", CONTENT})
-    for kept in (True, 1, "billing"):
-        fields, _ = scenario(tmp_path, {"messages": messages, "label": kept})
+    for kept in ({"label": True}, {"label": 1}, {"label": "billing"}, {"rating": 0}, {"feedback": "good"}):
+        fields, _ = scenario(tmp_path, {"messages": messages, **kept})
         assert fields["expected"]["responses"] == ["It islost.", "Dunno."]
 
 

@@ -74,9 +74,10 @@ class Guard:
     `/v1/chat/completions`, but not to `/v1/chats`. If several match, the longest counts. `large` are exact paths with
     bodies of up to `body_bytes`. The bodies of other paths may have up to `SMALL_BODY_BYTES`. `check_room` raises
     `APIError` if a request to a path would exceed the server's capacity or the caller's limits, so that it is refused
-    before its body is read and parsed. `check_known` raises it if no route has the path. It is only called for a caller
-    with a valid credential. Bodies of paths below `streamed` are not read here, because a file may not fit into
-    memory. Their route must bound them. `exact` are paths that may end in slashes, which are dropped before any check.
+    before its body is read and parsed. `check_known` raises it if no route has the path in this protocol, `http` or
+    `websocket`. If the path is not public, it is only called for a caller with a valid credential. Bodies of paths
+    below `streamed` are not read here, because a file may not fit into memory. Their route must bound them. `exact` are
+    paths that may end in slashes, which are dropped before any check.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Guard:
         exact: Collection[str] = (),
         body_bytes: int = BODY_BYTES,
         check_room: Callable[[str, Caller], Awaitable[None]] | None = None,
-        check_known: Callable[[str], None] = lambda path: None,
+        check_known: Callable[[str, str], None] = lambda path, protocol: None,
         refused_work: RefusedWork | None = None,
         preparation: Preparation | None = None,
     ) -> None:
@@ -198,9 +199,10 @@ class Guard:
             raise APIError(431, f"the headers have more than {_HEADER_BYTES} bytes", code="headers_too_large")
         path = _route_path(connection)
         if path in self._public:
+            self._check_known(path, connection["type"])
             return None
         credential = _credential([value for name, value in headers if name.lower() == b"authorization"])
-        authorize = partial(self._authorize, credential, path)
+        authorize = partial(self._authorize, credential, path, connection["type"])
         caller = authorize()
         state = {"caller": caller, "authorize": authorize, "charge": partial(self._charge, caller)}
         connection["state"] = {**connection.get("state", {}), **state}
@@ -214,7 +216,7 @@ class Guard:
         """Charge a refused request or frame, with the CPU time that the connection has used since the last one."""
         self._refused_work.charge(caller, size, status=status, cpu_s=take_cpu_s())
 
-    def _authorize(self, credential: str, path: str) -> Caller:
+    def _authorize(self, credential: str, path: str, protocol: str) -> Caller:
         """Caller of a credential. Raises `APIError` if it is not valid, or does not have the scope of the path."""
         try:
             caller = self._authenticate(credential)
@@ -222,7 +224,7 @@ class Guard:
             logger.error("no request is admitted, because credentials cannot be checked: %s", error)
             message = "credentials cannot be checked now. The log of the server has the cause"
             raise APIError(503, message, type=SERVER_ERROR, retry_after_s=_RETRY_S) from error
-        self._check_known(path)
+        self._check_known(path, protocol)
         needed = self._scope(path)
         if needed not in caller.scopes:
             message = f"this address needs the scope {needed}. Key {caller.name} has {caller.listed}"

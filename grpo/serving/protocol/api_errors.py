@@ -156,6 +156,14 @@ def unknown_address(path: str, *, headers: Mapping[str, str] | None = None) -> A
     return APIError(404, message, code="unknown_url", headers=headers)
 
 
+def other_protocol(path: str, *, is_socket: bool) -> APIError:
+    """Error for a WebSocket at the path of an HTTP route, and 426 for an HTTP request at the path of a WebSocket."""
+    if is_socket:
+        return APIError(404, f"{path[:200]} answers HTTP requests, and has no WebSocket", code="unknown_url")
+    message = f"{path[:200]} is a WebSocket. Open it with ws:// or wss://, or ask over HTTP at another address"
+    return APIError(426, message, code="websocket_needed", headers={"upgrade": "websocket"})
+
+
 def erased_error() -> APIError:
     """410 for a turn whose user or conversation was erased while it ran."""
     return APIError(410, "the conversation was erased while this turn ran", code="conversation_erased")

@@ -24,7 +24,13 @@ from grpo.serving.access.limits import Limiter
 from grpo.serving.access.refused_work import RefusedWork
 from grpo.serving.engine.rollouts import Rollouts
 from grpo.serving.metrics import Metrics
-from grpo.serving.protocol.api_errors import APIError, install_error_handlers, overloaded, unknown_address
+from grpo.serving.protocol.api_errors import (
+    APIError,
+    install_error_handlers,
+    other_protocol,
+    overloaded,
+    unknown_address,
+)
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.completion_request import CompletionRequest
 from grpo.serving.protocol.responses_request import ResponsesRequest, renamed
@@ -127,13 +133,17 @@ def create_app(
             await parts.limiter.check(caller)
             parts.service.check_room()
 
-    def check_known(path: str) -> None:
-        if not any(
-            route.matches({"type": kind, "path": path, "method": "GET", "root_path": ""})[0] is not Match.NONE
-            for route in app.routes
+    def check_known(path: str, protocol: str) -> None:
+        known = {
+            kind
             for kind in ("http", "websocket")
-        ):
+            for route in app.routes
+            if route.matches({"type": kind, "path": path, "method": "GET", "root_path": ""})[0] is not Match.NONE
+        }
+        if not known:
             raise unknown_address(path)
+        if protocol not in known:
+            raise other_protocol(path, is_socket=protocol == "websocket")
 
     return Guard(
         app,

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -284,6 +285,25 @@ def test_the_handshake_needs_the_scope(server: ChatServer):
     with pytest.raises(InvalidStatus) as refused:
         open_socket(server, "reader")
     assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/health"])
+def test_a_websocket_at_the_path_of_a_request_is_refused_with_the_reason(server: ChatServer, path: str):
+    """Also at a public path."""
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(server, path=path)
+    response = refused.value.response
+    assert (response.status_code, json.loads(response.body)["error"]["code"]) == (404, "unknown_url")
+    assert f"{path} answers HTTP requests, and has no WebSocket" in response.body.decode()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_request_at_the_path_of_a_websocket_is_refused_with_the_reason(server: ChatServer, method: str):
+    """426 names the protocol that the client has to use. Before its credential is known, there is no such answer."""
+    response = httpx.request(method, f"{server.url}/v1/chat/stream", headers=server.headers("shop"))
+    assert (response.status_code, response.headers["upgrade"]) == (426, "websocket")
+    assert response.json()["error"]["code"] == "websocket_needed"
+    assert httpx.request(method, f"{server.url}/v1/chat/stream").status_code == 401
 
 
 def test_the_websockets_of_a_key_are_bounded(server: ChatServer):

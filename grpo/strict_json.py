@@ -122,7 +122,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise NotStrictJSON(f"the key {twice[:_SHOWN]!r} stands twice")
+        raise NotStrictJSON(f"the key {twice[:_SHOWN]!r} is given twice")
     return record
 
 

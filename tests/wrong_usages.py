@@ -105,7 +105,7 @@ _yaml("an alias in itself", "name: &a [*a]", "an alias inside of the value that 
 _yaml("lists in lists", "name: " + "[" * 5000, "more than 50 levels")
 _yaml("too large", "#" * (1 << 20) + "\nname: x", "bytes, but at most 1,048,576 are read")
 _yaml("too many values", "name: [" + "1," * 100_000 + "]", "more than 20,000 values")
-_yaml("a key twice", "name: a\nname: b", "'name' stands twice")
+_yaml("a key twice", "name: a\nname: b", "'name' is given twice")
 _yaml("a month 13", "name: 2026-13-01", "month must be in 1..12")
 _yaml("an integer of 5,000 digits", "seed: " + "9" * 5000, "cannot be read as YAML")
 _yaml("extends a file elsewhere", "extends: ../other.yaml", "Name another file in the same folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -211,10 +212,10 @@ def model_line(plan: ModelPlan) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    """Duration, rounded up below a minute: 42 → a minute, 150 → 2 minutes, 9000 → 2.5 hours."""
-    if seconds < 60:
+    """Duration in whole minutes, rounded up, or in hours: 42 → a minute, 61 → 2 minutes, 9000 → 2.5 hours."""
+    if seconds <= 60:
         return "a minute"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    return f"{math.ceil(seconds / 60)} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _known_size(count: int | None) -> str:
@@ -288,9 +289,9 @@ def print_change(console: Console, model: str, change: ChampionChange | None) ->
     if change is None:
         console.print(f"{model}: this version is champion already. Nothing was changed")
         return
-    replaced = f" in place of version {change.replaced}" if change.replaced is not None else ""
-    forced = ", forced" if change.forced else ""
-    console.print(f"{model}: version {change.champion} is champion{replaced}{forced} ({change.reason})", soft_wrap=True)
+    console.print(
+        f"{model}: version {change.champion} is champion{_replaced(change)} ({change.reason})", soft_wrap=True
+    )
 
 
 def print_lineage(console: Console, lineage: Lineage) -> None:
@@ -336,10 +337,13 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
 
 def _change_line(change: ChampionChange) -> str:
     """A promotion or rollback on one line."""
-    replaced = f" instead of {change.replaced}" if change.replaced is not None else ""
-    forced = ", forced" if change.forced else ""
     actor = f"{change.by.user}@{change.by.host}" + (f", flow run {change.by.run}" if change.by.run else "")
-    return f"{change.at} {change.action}{forced}: version {change.champion}{replaced}, by {actor}: {change.reason}"
+    return f"{change.at} {change.action}: version {change.champion}{_replaced(change)}, by {actor}: {change.reason}"
+
+
+def _replaced(change: ChampionChange) -> str:
+    replaced = f" instead of {change.replaced}" if change.replaced is not None else ""
+    return f"{replaced}{', forced' if change.forced else ''}"
 
 
 def print_reproduction(console: Console, result: Reproduction) -> None:

@@ -317,7 +317,7 @@ class _BoundedLoader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if (key.tag, key.value) in keys:
-                raise ComposerError(None, None, f"key {shortened(key.value)} stands twice", key.start_mark)
+                raise ComposerError(None, None, f"key {shortened(key.value)} is given twice", key.start_mark)
             keys.add((key.tag, key.value))
         return node
 

@@ -206,3 +206,12 @@ def world_digest(state: EnvironmentState, *parts: Any) -> str:
 def episode_id(scenario: Scenario, seed: int | None) -> str:
     """Id of the episode of this scenario and seed."""
     return scenario.id if seed is None else f"{scenario.id}/{seed}"
+
+
+def as_flag(value: Any) -> bool | None:
+    """The truth value that a user's code returned: of Python or NumPy, or 0 or 1. None for anything else.
+
+    For Python every text is true, also "false", so that a text must not be read by `bool`.
+    """
+    is_number = isinstance(value, (int, float)) or type(value).__module__ == "numpy"
+    return bool(value) if is_number and getattr(value, "shape", ()) == () and value in (0, 1) else None

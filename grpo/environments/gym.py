@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo.agents.tools import call_on_thread
-from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, as_flag, episode_id
 from grpo.errors import ConfigError, DataError, OutcomeError
 from grpo.messages import Message
 from grpo.object_state import save_state
@@ -100,7 +100,8 @@ class GymEnvironment(Environment):
             await _call(instance.step, self._action(action.content))
         )
         success = next(
-            (bool(info[name]) for name in _SUCCESSES if info.get(name) is not None), state.metadata["success"]
+            (self._flag(info[name], f"info[{name!r}]") for name in _SUCCESSES if info.get(name) is not None),
+            state.metadata["success"],
         )
         kept = {"instance": instance, "reward": state.metadata["reward"] + reward, "success": success}
         state = state.after(action, turn_count=state.turn_count + 1, metadata=kept)
@@ -153,7 +154,14 @@ class GymEnvironment(Environment):
         number = 0.0 if reward is None else reward
         if isinstance(number, str) or not hasattr(number, "__float__") or not math.isfinite(float(number)):
             raise OutcomeError(f"{self._name}.step returned the reward {reward!r}. Return a finite number")
-        return observation, float(number), bool(ended), bool(cut and cut[0]), info if isinstance(info, Mapping) else {}
+        is_over, is_cut = self._flag(ended, "the end"), bool(cut) and self._flag(cut[0], "the cut")
+        return observation, float(number), is_over, is_cut, info if isinstance(info, Mapping) else {}
+
+    def _flag(self, value: Any, what: str) -> bool:
+        flag = False if value is None else as_flag(value)
+        if flag is None:
+            raise OutcomeError(f"{self._name}.step returned {value!r:.200} as {what}. Return True or False")
+        return flag
 
     def _text(self, observation: Any, method: str) -> str:
         if isinstance(observation, str):

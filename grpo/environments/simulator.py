@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Protocol
 
-from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, as_flag, episode_id
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.messages import Message
 from grpo.scenario import Scenario
@@ -80,16 +80,20 @@ class SimulatedEnvironment(Environment):
         """
         if not isinstance(answer, Mapping) or not set(answer) <= _FIELDS:
             raise SimulatorError(f"expected a mapping with keys of {', '.join(sorted(_FIELDS))}, got {answer!r:.200}")
-        terminated, truncated = bool(answer.get("terminated")), bool(answer.get("truncated"))
+        terminated, truncated = (self._flag(answer, name) for name in ("terminated", "truncated"))
         truncated = not terminated and (truncated or state.turn_count >= self.max_turns)
-        response = None
-        if isinstance(answer.get("response"), str):
-            response = Message(role=answer.get("role", "user"), content=answer["response"])
+        words, role, response = answer.get("response"), answer.get("role", "user"), None
+        if words is not None and not isinstance(words, str):
+            raise SimulatorError(f"response is {words!r:.200}. Give a text, or None if the episode is over")
+        if role not in ("user", "tool"):
+            raise SimulatorError(f"role is {role!r:.200}. Give user or tool")
+        if words is not None:
+            response = Message(role=role, content=words)
         elif not terminated and not truncated:
             raise SimulatorError(f"no response in {answer!r:.200}, and the episode is not over")
-        success = answer.get("success", state.metadata.get("success"))
-        if success is not None and not isinstance(success, bool):  # the text "false" would be true
-            raise SimulatorError(f"success is {success!r:.200}. Give True, False or None")
+        success = state.metadata.get("success")
+        if "success" in answer:
+            success = None if answer["success"] is None else self._flag(answer, "success")
         state = state.after(
             *([response] if response else []),
             done=terminated or truncated,
@@ -99,6 +103,14 @@ class SimulatedEnvironment(Environment):
         return StepResult(
             state=state, response=response, reward=answer.get("reward"), terminated=terminated, truncated=truncated
         )
+
+    def _flag(self, answer: Mapping[str, Any], name: str) -> bool:
+        if answer.get(name) is None:
+            return False
+        flag = as_flag(answer[name])
+        if flag is None:
+            raise SimulatorError(f"{name} is {answer[name]!r:.200}. Give True or False")
+        return flag
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """Success as the simulator reported it, or None if it did not."""

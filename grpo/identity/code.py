@@ -79,7 +79,10 @@ def code_digest() -> str:
 
 
 def commit() -> str | None:
-    """Git commit of the project, with `+` if tracked files were changed. None outside a repository."""
+    """Git commit of the project, with `+` if tracked files were changed. None if Git does not track this file.
+
+    The package may be installed in an environment that lies in a repository of the user's own.
+    """
 
     def git(*arguments: str) -> str | None:
         try:
@@ -90,6 +93,8 @@ def commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
     head = git("rev-parse", "HEAD")
     return f"{head}+" if head and git("status", "--porcelain", "--untracked-files=no") else head
 

@@ -6,13 +6,12 @@ A reader of a copied record cannot find a user by hashing a list of names, becau
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 from pathlib import Path
 
 from grpo.errors import StorageError
 from grpo.log.folder import ServedLog
-from grpo.log.segments import exclusive, sync_folder
+from grpo.log.segments import exclusive, write_private
 
 SALT = "salt"
 _BYTES = 32
@@ -45,11 +44,4 @@ def _make(path: Path) -> None:
             f"{path} is missing. Without it the turns of a user cannot be found when they have to be erased. Restore "
             "the file from a backup, or set `log` to another folder"
         )
-    hidden = path.with_name(f".{SALT}")
-    hidden.unlink(missing_ok=True)  # a process that was killed may have left it
-    with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(hidden, path)
-    sync_folder(path.parent)
+    write_private(path, lambda file: file.write(secrets.token_bytes(_BYTES)))

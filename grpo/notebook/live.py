@@ -64,7 +64,8 @@ class LiveView(Callback):
         self._curves, self._share = self._draw_curves(), 0.0
         ended = f"stopped: {control.stop_reason}" if control.stop_reason else "done"
         complete = control.stop_reason is not None or len(records) >= control.iterations
-        self._stage = f"{ended if complete else 'interrupted'}; {history.describe(records[-1]) if records else ''}"
+        last = [history.describe(records[-1])] if records else []
+        self._stage = "; ".join([ended if complete else "interrupted", *last])
         self._update()
 
     def _observe(self, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:

@@ -342,24 +342,22 @@ class TaggedCalls(ToolFormat):
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
         name, position = name_at(text, position)
         position = _after(self._separator, text, position)
-        schemas: Mapping[str, Any] = next(
-            (tool.parameters.get("properties", {}) for tool in tools if tool.name == name), {}
-        )
+        schema: Mapping[str, Any] = next((tool.parameters for tool in tools if tool.name == name), {})
         arguments: dict[str, Any] = {}
         while match := self._argument.match(text, position):
             raw = match["value"].removeprefix(self._margins[0]).removesuffix(self._margins[1])
             if not self._bare and self._open.search(raw):
                 raise ValueError("a value has the mark of the next call, so it is not closed")
             if match["key"] in arguments:
-                raise NotStrictJSON(f"the argument {match['key']} stands twice")
-            arguments[match["key"]] = self._value(raw, match, schemas)
+                raise NotStrictJSON(f"argument {match['key']} is given twice")
+            arguments[match["key"]] = self._value(raw, match, schema)
             position = match.end()
         return [ToolCall(name=name, arguments=arguments)], position
 
-    def _value(self, raw: str, match: re.Match[str], schemas: Mapping[str, Any]) -> Any:
+    def _value(self, raw: str, match: re.Match[str], schema: Mapping[str, Any]) -> Any:
         if self.json_value is not None:
             return raw if match["json"] is None else decode(raw)
-        return decode(raw) if self.quoted else typed_value(raw, schemas.get(match["key"]))
+        return decode(raw) if self.quoted else typed_value(raw, match["key"], schema)
 
 
 def refusal(error: BaseException | None) -> str:

@@ -21,7 +21,7 @@ from grpo.strict_json import MAX_DEPTH, NotStrictJSON, as_json, clean_text, deco
         ("0." + "1" * 500, "a number of 502 characters"),
         ("[" * 10**4 + "]" * 10**4, "more than 64 levels"),
         ('{"a":' * 10**5, "more than 64 levels"),
-        ('{"a": 1, "a": 2}', "the key 'a' stands twice"),
+        ('{"a": 1, "a": 2}', "the key 'a' is given twice"),
         ('"' + "x" * 10**6 + '"', "at most 1000000 are read"),
         ("{} {}", "text after the value"),
         ("", "not JSON"),

@@ -6,7 +6,7 @@ TextArena has no players of its own. These use only what an agent reads: hints, 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations, product
 from typing import Any
 
@@ -46,16 +46,17 @@ def _guess_the_number(env: Any) -> list[str]:
 def _mastermind(env: Any) -> list[str]:
     """Guess the first code in order that agrees with the pegs of all guesses."""
     secret, numbers = tuple(env.state.game_state["secret_code"]), range(1, env.num_numbers + 1)
-    if env.duplicate_numbers:
-        codes = list(product(numbers, repeat=env.code_length))
-    else:
-        codes = list(permutations(numbers, env.code_length))
-    guesses: list[tuple[int, ...]] = []
-    while not guesses or guesses[-1] != secret:
-        guess = codes[0]
-        guesses.append(guess)
-        codes = [code for code in codes if _pegs(code, guess) == _pegs(secret, guess) and code != guess]
-    return [" ".join(map(str, guess)) for guess in guesses]
+    codes: Iterator[tuple[int, ...]]
+    codes = (
+        product(numbers, repeat=env.code_length) if env.duplicate_numbers else permutations(numbers, env.code_length)
+    )
+    pegs: dict[tuple[int, ...], tuple[int, int]] = {}
+    for code in codes:  # a code that once disagrees with a guess is never guessed, so that one pass is enough
+        if all(_pegs(code, guess) == found for guess, found in pegs.items()):
+            pegs[code] = _pegs(secret, code)
+            if code == secret:
+                break
+    return [" ".join(map(str, guess)) for guess in pegs]
 
 
 def _pegs(code: Sequence[int], guess: Sequence[int]) -> tuple[int, int]:

@@ -370,7 +370,7 @@ def _spoken(role: Role, cell: Any, column: str) -> list[LoggedMessage]:
     if isinstance(cell, str) and _is_printed_text(cell, value):
         return [LoggedMessage(role=role, content=cell)]
     if isinstance(value, list) and (
-        value is cell or all(isinstance(part, Mapping) and "type" in part for part in value)
+        value is cell or (value and all(isinstance(part, Mapping) and "type" in part for part in value))
     ):
         return list(parse_messages(list(split_parts({"role": role, "content": value}))))
     if isinstance(cell, Mapping):

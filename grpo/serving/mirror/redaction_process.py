@@ -57,7 +57,7 @@ class RedactionProcess:
         for _ in range(_ATTEMPTS):
             try:
                 answer = self._ask(request)
-            except (EOFError, OSError, pickle.UnpicklingError):
+            except (EOFError, OSError, ValueError, pickle.UnpicklingError):  # ValueError: `close` has closed the pipe
                 if self._closed:
                     raise ConnectionError("the redaction was closed") from None
                 self._end()

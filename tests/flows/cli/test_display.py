@@ -12,7 +12,7 @@ from grpo.evaluation.schema import EvaluationDocument
 from grpo.registry import ChampionChange, Lineage
 from grpo.registry.lineage import Ancestor
 from grpo_cli.console import PlainConsole
-from grpo_cli.display import print_checks, print_evaluation, print_lineage, print_reproduction
+from grpo_cli.display import _minutes, print_checks, print_evaluation, print_lineage, print_reproduction
 from grpo_flows.reproduce import Reproduction
 from grpo_local.checks import CheckResult, DoctorReport
 from tests.grpo.registry.making import ANNA, make_provenance
@@ -119,7 +119,7 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
     assert "  external code     shop.rewards:Politeness, module shop.words: 5d5d5d5d5d5d5d5d" in lines
     assert "  trained from policy base, version 4: models:/desk/4 is not signed" in lines
     assert (
-        "2026-03-04T05:06:07+00:00 promote, forced: version 2 instead of 1, by anna@laptop, flow run run-1: "
+        "2026-03-04T05:06:07+00:00 promote: version 2 instead of 1, forced, by anna@laptop, flow run run-1: "
         "[b]looked at it[/b]" in lines
     )
     assert "promotion record 3 is not signed, and is ignored" in lines
@@ -175,3 +175,11 @@ def test_the_first_difference_of_a_fine_tuned_run_is_named_by_its_stage(reproduc
         model="m", expected=("base", "sft", "g1"), reproduced=reproduced, iterations=1, differences={}
     )
     assert result.first_difference == first
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(42, "a minute"), (60, "a minute"), (61, "2 minutes"), (150, "3 minutes"), (9000, "2.5 hours")],
+)
+def test_minutes_are_rounded_up(seconds: float, text: str):
+    assert _minutes(seconds) == text

@@ -206,7 +206,7 @@ def test_aliases_and_merges_within_the_bounds_are_followed():
         ("&a [*a]", "an alias inside of the value that it repeats"),
         ("&a {x: {y: *a}}", "an alias inside of the value that it repeats"),
         ("[" * 51 + "]" * 51, "more than 50 levels"),
-        ("a: 1\nb: 2\na: 3", "line 3, column 1: .* key 'a' stands twice"),
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: .* key 'a' is given twice"),
         ("2026-13-01", "month must be in"),
         ("9" * 5000, "cannot be read as YAML"),
         ("!!python/name:os.system", "could not determine a constructor"),

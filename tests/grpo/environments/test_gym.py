@@ -78,6 +78,19 @@ class Infinite(Four):
     def step(self, action):
         return "x", float("inf"), False, {}
 
+class Told(Four):
+    def step(self, action):
+        return "x", 0.5, "false", {}
+
+class ToldSuccess(Four):
+    def step(self, action):
+        return "x", 0.5, True, {"is_success": "False"}
+
+class Array(Four):
+    def step(self, action):
+        import numpy
+        return "x", numpy.float32(0.5), numpy.bool_(True), {"is_success": numpy.float32(0)}
+
 @dataclass
 class Move:
     x: int
@@ -162,6 +175,8 @@ def test_without_a_seed_in_its_world_a_scenario_has_one_of_its_own() -> None:
         ("Numbers", DataError, r"Numbers\.step returned an observation of type list, and an agent reads texts"),
         ("Text", DataError, r"Text\.step returned str\. Return observation, reward, terminated, truncated and info"),
         ("Infinite", OutcomeError, r"Infinite\.step returned the reward inf\. Return a finite number"),
+        ("Told", OutcomeError, r"Told\.step returned 'false' as the end\. Return True or False"),
+        ("ToldSuccess", OutcomeError, r"ToldSuccess\.step returned 'False' as info\['is_success'\]\. Return True or"),
         ("Grid", ConfigError, r"Grid\.step takes Move with x, y, and an agent writes one text"),
         ("Bare", ConfigError, "Bare has no method step"),
     ],
@@ -170,6 +185,13 @@ def test_what_is_not_in_texts_is_refused(name: str, error: type[Exception], reas
     """With the method, what it returned, and what to return."""
     with pytest.raises(error, match=reason):
         play(environment(name), "desk")
+
+
+def test_truth_values_may_be_numpys() -> None:
+    """Or 0 and 1, as the environments of robots return success."""
+    _, outcome = play(environment("Array"), "desk")
+    assert outcome is not None
+    assert (outcome.success, outcome.reward) == (False, 0.5)
 
 
 def test_the_other_kind_is_named_for_a_class_that_is_not_an_environment() -> None:

@@ -67,7 +67,16 @@ def test_the_turn_limit_truncates_a_simulator():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("answer", [None, {}, {"reply": "higher"}, {"response": None}, ("higher", False)])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None, {}, {"reply": "higher"}, {"response": None}, ("higher", False),
+        {"response": "go on", "terminated": "false"},
+        {"response": "go on", "truncated": "no"}, {"response": {"content": "Bye"}, "terminated": True},
+        {"response": "go on", "role": "assistant"}, {"response": "Bye", "terminated": True, "success": "false"},
+        {"response": "Bye", "terminated": True, "success": 0.5},
+    ],
+)  # fmt: skip
 def test_an_invalid_answer_is_an_error_of_the_simulator(answer: Any):
     """It is not replaced."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from grpo.config.scenarios import PythonSource, ScenarioSettings
+from grpo.identity import code
 from grpo.identity.code import executed_code, external_digests
 
 
@@ -27,3 +29,29 @@ def test_the_modules_and_files_of_a_python_source_are_in_its_identity(
         "counted_rows:rows, module counted_words",
         f"file {declared}",
     ]
+
+
+def test_the_commit_is_that_of_a_repository_that_tracks_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A package that is installed below a user's repository is not in its commits."""
+
+    def git(*arguments: str) -> str:
+        user = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(
+            ["git", *user, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    module = tmp_path / "grpo" / "identity" / "code.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("one = 1\n")
+    (tmp_path / "own.py").write_text("two = 2\n")
+    git("init", "-q")
+    git("add", "own.py")
+    git("commit", "-qm", "own")
+    monkeypatch.setattr(code, "__file__", str(module))
+    assert code.commit() is None
+    git("add", "grpo")
+    git("commit", "-qm", "package")
+    head = git("rev-parse", "HEAD").strip()
+    assert code.commit() == head
+    module.write_text("one = 2\n")
+    assert code.commit() == f"{head}+"

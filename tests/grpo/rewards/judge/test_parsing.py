@@ -38,7 +38,7 @@ def test_one_score_and_one_reason_for_each_label_are_read():
         ('{"scores": {}}', "expected"),
         ('{"AB": 0.5, "CD": 1}', "expected"),
         ('{"scores": [], "note": "x"}', "expected"),
-        ('{"scores": [], "scores": []}', "the key 'scores' stands twice"),
+        ('{"scores": [], "scores": []}', "the key 'scores' is given twice"),
         (_answer(_item()), "no score for CD"),
         (_answer(), "no score for AB, CD"),
         (_answer(_item(), _item(), _item("CD")), "label AB is scored twice"),

@@ -261,3 +261,10 @@ def test_a_printed_list_that_was_said_stays_a_text(tmp_path: Path) -> None:
     rows = [{"role": "user", "text": "What is it?"}, {"role": "bot", "text": said}]
     (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
     assert turns(record) == (["What is it?"], [said])
+
+
+@pytest.mark.parametrize("text", ["[]", "[ ]"])
+def test_brackets_that_somebody_wrote_are_a_text(tmp_path: Path, text: str) -> None:
+    rows = [{"chat": "a", "who": "user", "text": text}, {"chat": "a", "who": "bot", "text": "Empty?"}]
+    (record,) = read(tmp_path / "a.jsonl", rows, group_by="chat", speaker="who", text="text")
+    assert turns(record) == ([text], ["Empty?"])

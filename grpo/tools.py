@@ -121,7 +121,7 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_json(kind: Any) -> bool:
-    """Is a value of this type the same in JSON?"""
+    """True if a value of this type is the same in JSON."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _is_json(inner[0])

@@ -67,9 +67,10 @@ def train(
 
 
 def _check(config: PipelineConfig, depth: Depth, *, server_starts: bool) -> None:
-    """Make the checks of the flow before it, while the server starts. The flow makes only the rest of them.
+    """Run the preflight checks while the server starts, so that a faulty config is refused early.
 
-    If the server runs already, there is nothing to wait for, so the flow makes the checks that import torch or MLflow.
+    The flow skips the checks that were made here. If the server runs already, there is nothing to wait for, so the flow
+    makes the checks that import torch or MLflow.
     """
     from grpo_local import preflight
 
@@ -272,4 +273,4 @@ def pretrain(dry_run: DryRunOption = False) -> None:
         from grpo_flows.pretrain import pretrain as flow
 
         with show_progress(console):
-            console.print(f"last loss {flow(PretrainConfig()):.4f} nats a token")
+            console.print(f"last loss {flow(PretrainConfig()):.4f} nats per token")

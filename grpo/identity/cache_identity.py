@@ -91,10 +91,10 @@ class RunInputs(BaseModel):
 
 
 def _contents(digests: Mapping[str, str], named: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Digests without the paths of files: first of the contents that settings name, in the order of the settings.
+    """Pairs of kind and digest without paths, so that the key stays the same if a file is moved.
 
-    The rest is in the order of the paths. Because of the order, the result changes if two files exchange their content,
-    or if two settings exchange their files.
+    Contents that settings name are in the order of the settings, and the rest is in the order of the paths. Because of
+    the order, the key changes if two files exchange their content, or if two settings exchange their files.
     """
     kinds = ("file", "log", "model", "exists", "stat")
     rest = sorted(digests.keys() - {*named})

@@ -259,7 +259,7 @@ def check_mismatch(distance: float, settings: TrainingSettings) -> None:
     """Raise `RatioError` if the sampler's `distance` exceeds `max_mismatch_kl` nats per token or is NaN."""
     if not distance <= settings.max_mismatch_kl:
         raise RatioError(
-            f"the sampler is {distance:.2g} nats a token from the policy, more than training.max_mismatch_kl "
+            f"the sampler is {distance:.2g} nats per token from the policy, more than training.max_mismatch_kl "
             f"{settings.max_mismatch_kl:g}, too far for importance weights. Collect the rollout with this policy"
         )
 

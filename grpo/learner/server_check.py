@@ -38,5 +38,5 @@ def turn_fault(policy: TransformersPolicy, request: TurnRequest, reply: TurnRepl
     return (
         f"it says that it has weights {policy.hash}, and with these a turn of it has other log-probabilities: "
         f"{(~(distances <= TOLERANCE)).sum()} of {count} tokens differ by up to {distances.max():.2g} nats (tolerance "
-        f"{TOLERANCE:g}), KL {mismatch_kl([computed]):.2g} nats a token. Restart it"
+        f"{TOLERANCE:g}), KL {mismatch_kl([computed]):.2g} nats per token. Restart it"
     )

@@ -244,7 +244,7 @@ def _name(chain: Sequence[ServedTurn], first: Set[str]) -> str:
 
 
 def _ends(answered: Sequence[ServedTurn], turns: Mapping[str, ServedTurn]) -> list[ServedTurn]:
-    """Answered turns that no answered turn continues. If a request has several choices, only one of them."""
+    """Last turn of each branch. If a request had several choices and none was continued, only one of them."""
     continued: set[str] = set()
     for turn in answered:
         parent = turns.get(turn.parent or "")

@@ -24,7 +24,10 @@ _POLL_S = 0.02
 
 
 class Segment:
-    """Segment that is being written. It is locked before it gets its name, until its writer closes it or is killed."""
+    """Segment that is being written, locked until its writer closes it or is killed.
+
+    The file is locked before it gets its name, so that no reader takes it for a segment without a writer.
+    """
 
     def __init__(self, folder: Path, sync: Callable[[int], None]) -> None:
         """Create the file durably. Raises `OSError`."""

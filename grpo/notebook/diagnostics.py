@@ -118,14 +118,14 @@ def _kl_spike(records: Sequence[IterationRecord], settings: DiagnosticsSettings)
     before = [record.update.kl_to_base for record in records[-1 - settings.window : -1]]
     usual = median(before) if before else 0.0
     if before and current > settings.kl_floor and current > settings.kl_factor * usual:
-        return f"KL to the base is {current:.3g} nats a token, its median before is {usual:.3g}"
+        return f"KL to the base is {current:.3g} nats per token, its median before is {usual:.3g}"
     return None
 
 
 def _entropy_collapse(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
     first, current = records[0].update.entropy, records[-1].update.entropy
     if current < settings.entropy_share * first:
-        return f"entropy is {current:.3g} nats a token, in the first iteration {first:.3g}"
+        return f"entropy is {current:.3g} nats per token, in the first iteration {first:.3g}"
     return None
 
 
@@ -169,7 +169,7 @@ def _input_agnostic(records: Sequence[IterationRecord], settings: DiagnosticsSet
     if not rollout.input_agnostic:
         return None
     return (
-        f"the replies do not depend on the scenario: mutual information {rollout.mutual_information or 0:.3f} nats a "
+        f"the replies do not depend on the scenario: mutual information {rollout.mutual_information or 0:.3f} nats per "
         f"token, as in shuffled replies, at entropy {entropy:.3g}"
     )
 

@@ -28,7 +28,7 @@ def train_sft(
     warmup: int = 50,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> float:
-    """Minimize the next-token loss; returns the last loss, in nats a token."""
+    """Minimize the next-token loss; returns the last loss, in nats per token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     value = math.nan

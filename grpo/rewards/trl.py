@@ -118,7 +118,7 @@ class TRLReward(GroupReward):
 
 
 def _is_ordered(scores: Any) -> bool:
-    """Can the scores be read one after the other, as TRL reads a list, an array or a generator?
+    """True if the scores can be read one after the other, as TRL reads a list, an array or a generator.
 
     A set forgets equal scores, and a text or a dict has no scores.
     """

@@ -133,7 +133,7 @@ def find_group(rows: Sequence[Row]) -> str | None:
 
 @lru_cache(maxsize=1024)
 def is_group_name(place: str) -> bool:
-    """Is this the name of a conversation, or of its id?"""
+    """True for the name of a conversation, or of its id."""
     name = folded(place)
     return name in _GROUPS or _GROUP.fullmatch(name) is not None
 
@@ -176,7 +176,7 @@ def find_hidden(rows: Sequence[Row], group: str | None) -> dict[str, list[str]]:
 
 
 def _vary(rows: Sequence[Row], group: str | None, marks: Sequence[bool]) -> bool:
-    """Has a conversation rows with and without a mark?"""
+    """True if a conversation has both rows with a mark and rows without it."""
     keys = [None if group is None else str(row.get(group)) for row in rows]
     return bool(
         {k for k, mark in zip(keys, marks, strict=True) if mark}
@@ -200,7 +200,7 @@ def find_verdicts(rows: Sequence[Row]) -> set[str]:
 
 
 def has_list_of_texts(rows: Sequence[Row]) -> bool:
-    """Has a row a list of objects with a text each? It is more than one question then."""
+    """True if a row has a list of objects with a text each, which is more than one question."""
     lists = [value for row in rows for value in map(parsed, row.values()) if isinstance(value, list)]
     return any(
         len(items) > 1 and all(isinstance(item, Mapping) and {*map(folded, item)} & {*_TEXTS} for item in items)
@@ -209,13 +209,13 @@ def has_list_of_texts(rows: Sequence[Row]) -> bool:
 
 
 def repeats(rows: Sequence[Row], place: str | None) -> bool:
-    """Do several rows have the same value? Then these rows belong together."""
+    """True if several rows have the same value, so that they belong together."""
     values = [] if place is None else [str(row[place]) for row in rows if row.get(place) not in (None, "")]
     return len({*values}) < len(values)
 
 
 def continues(rows: Sequence[Row], group: str | None, question: str) -> bool:
-    """Are the questions of a conversation turns of it? Most conversations ask none twice, as replies to compare do.
+    """True if the rows of a conversation are its turns, and not replies to one question that are to be compared.
 
     The column has the name of a conversation. A case or a call may be about several questions of its own.
     """
@@ -247,7 +247,7 @@ def _text_column(rows: Sequence[Row]) -> str | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Is this a text, but no HTML? An export may have both."""
+    """True for a text without HTML. An export may have both forms of a message."""
     return isinstance(value, str) and bool(value) and not value.lstrip().startswith("<")
 
 

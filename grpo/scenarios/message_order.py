@@ -66,7 +66,7 @@ def _conversations(rows: Sequence[Row], group: str | None) -> list[list[Row]]:
 
 
 def _falls(rows: Sequence[Row], group: str | None, place: str) -> bool:
-    """Do the times of a conversation fall more often than they rise, so that the newest message comes first?"""
+    """True if the times of a conversation fall more often than they rise, so that the newest message comes first."""
     steps = [
         instant(after[place]) - instant(before[place])
         for conversation in _conversations(rows, group)
@@ -76,7 +76,7 @@ def _falls(rows: Sequence[Row], group: str | None, place: str) -> bool:
 
 
 def _breaks_ties(rows: Sequence[Row], group: str | None, time: str, place: str) -> bool:
-    """Have messages of the same time numbers here, which rise with the time in all other messages?"""
+    """True if messages of the same time have different numbers here, and the numbers rise with the time."""
     if _differ_all(rows, group, time) or not _differ_all(rows, group, place) or not _are_times(rows, place):
         return False
     rises = 0
@@ -90,7 +90,7 @@ def _breaks_ties(rows: Sequence[Row], group: str | None, time: str, place: str) 
 
 
 def _counts(rows: Sequence[Row], group: str | None, place: str) -> bool:
-    """Does this column count the messages of each conversation: different whole numbers without large gaps?"""
+    """True if this column counts the messages of each conversation: different whole numbers without large gaps."""
     if not _differ_all(rows, group, place) or not _are_times(rows, place):
         return False
     for conversation in _conversations(rows, group):
@@ -105,12 +105,12 @@ def _are_times(rows: Sequence[Row], place: str) -> bool:
 
 
 def _differ_all(rows: Sequence[Row], group: str | None, place: str) -> bool:
-    """Have no two rows of a conversation the same value?"""
+    """True if all rows of a conversation have different values."""
     return len({(str(row.get(group or "")), str(row.get(place))) for row in rows}) == len(rows)
 
 
 def _differs(rows: Sequence[Row], group: str | None, place: str) -> bool:
-    """Has a column several values within a conversation? True if no conversation has two rows."""
+    """True if a column has several values within a conversation, or if no conversation has two rows."""
     values: dict[str, list[str]] = {}
     for row in rows:
         values.setdefault(str(row.get(group or "")), []).append(str(row.get(place)))
@@ -119,7 +119,7 @@ def _differs(rows: Sequence[Row], group: str | None, place: str) -> bool:
 
 
 def is_time_name(place: str) -> bool:
-    """Is this the name of a message's time, also with its unit, as in `timestamp_ms`?"""
+    """True for the name of a message's time, also with its unit, as in `timestamp_ms`."""
     name = _time_word(place)
     return name in _ORDERS or name.removesuffix("ms") in _TIMES or name.removesuffix("usec") in _TIMES
 

@@ -43,7 +43,7 @@ TEXT = (
     "Written by `make tasks` ({here}). The last column names the machine and the commit of each run. Success on "
     "held-out scenarios, one episode each, with intervals at 95 %: of the base model, after fine-tuning on "
     "demonstrations, and after GRPO. The difference is paired by scenario. A level of which no scenario is "
-    "trained on is transfer."
+    "trained on is out of distribution (OOD)."
 )
 
 

@@ -303,8 +303,9 @@ GUESSES = (
     GuessRow(
         guess="leaves rows out (`without`)",
         condition=(
-            "a conversation has rows that a column marks as notes, as not public, as hidden or as deleted, and others; "
-            "or if the table has a column `isSidechain`, then also by the other marks of Claude Code"
+            "a column marks some rows of a conversation, but not all, as notes, not public, hidden or deleted. If "
+            "the table has a column `isSidechain` (Claude Code), rows with its other marks, such as "
+            "`isCompactSummary`, are left out too"
         ),
         rows=ROWS["Crisp"],
         settings={"messages.without": {"type": ["note"]}},

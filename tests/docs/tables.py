@@ -64,9 +64,9 @@ def _of_scenarios() -> tuple[Table, ...]:
 def _of_logs() -> tuple[Table, ...]:
     exports = (*(export for export in EXPORTS if export.in_table), *CALL_EXPORTS)
     return (
-        Table(head=("format", "is known by"), rows=tuple((form.name, form.known_by) for form in FORMATS)),
+        Table(head=("format", "is recognized by"), rows=tuple((form.name, form.known_by) for form in FORMATS)),
         Table(
-            head=("chat program", "is known by", "what is read"),
+            head=("chat program", "is recognized by", "what is read"),
             rows=tuple((program.name, program.known_by, program.reads) for program in PROGRAM_FILES),
         ),
         Table(

@@ -52,7 +52,7 @@ WORDS = {
 
 def test_the_guide_names_all_that_continuous_rollouts_refuse():
     """In the section on the mode. A setting that is refused as well needs a word here and there."""
-    section = GUIDE.read_text(encoding="utf-8").split("### Rollouts that go on during updates", 1)[1].split("\n## ")[0]
+    section = GUIDE.read_text(encoding="utf-8").split("### Asynchronous rollouts", 1)[1].split("\n## ")[0]
     settings = {"shards": 2, "runner": "dask", "informative_groups": 4, "curriculum": {}, "trees": 2}
     with pytest.raises(ValidationError, match=r"cannot be combined with") as refused:
         RolloutSettings.model_validate({"mode": "continuous", "backend": "vllm", **settings})

@@ -63,7 +63,7 @@ TROUBLE = {
     "GrpoRetrainingFailed": "a report with this verdict",
     "GrpoRetrainingOverdue": "which is 15 days old",
     "GrpoConversationsRefused": "and counts 4 of 10 conversations that were accepted",
-    "GrpoRetrainingStands": "a report of yesterday that says `running`",
+    "GrpoRetrainingStuck": "a report of yesterday that says `running`",
     "GrpoVolumeNearlyFull": "planted metrics of the node exporter",
 }
 """Alerts of servers in trouble, and their faults."""

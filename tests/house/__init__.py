@@ -27,7 +27,9 @@ MOST_DENSE = {"those of, that of": 0.8, "whose": 8.0, "beside, anew, meanwhile, 
 LEAST_CONDITIONS = 60
 """Conditions and reasons in 10,000 words."""
 FOLDERS = ("grpo", "tasks", "flows")
-OPENINGS = re.compile(r"(what|who|how|where|whether|which|when)\b", re.IGNORECASE)
+OPENINGS = re.compile(
+    r"(what|who|how|where|whether|which|when|is|are|has|have|does|do|can|may|was|did)\b", re.IGNORECASE
+)
 WORDS = {
     "say, tell, speak": r"\b(say|says|said|saying|tell|tells|told|telling|speak|speaks|spoke|spoken|speaking)\b",
     "nobody, somebody, whoever": r"\b([Nn]obody|[Ss]omebody|[Ww]hoever)\b",
@@ -156,7 +158,7 @@ def register(texts: Iterable[str]) -> dict[str, float]:
 
 
 def questions(modules: list[Source]) -> tuple[list[str], int]:
-    """Docstrings that open with a question word, and the number of all."""
+    """Docstrings that begin as a question, and the number of all."""
     texts = [text for module in modules for text in docstrings(module.tree)]
     return [text.splitlines()[0] for text in texts if OPENINGS.match(text)], len(texts)
 

@@ -137,7 +137,7 @@ class Trial:
                 conversations_per_step=PER_STEP,
                 seed=self.seed,
             )
-            print(f"sft: loss {losses[0]:.3f} to {losses[-1]:.3f} nats a token", flush=True)
+            print(f"sft: loss {losses[0]:.3f} to {losses[-1]:.3f} nats per token", flush=True)
         return TransformersPolicy(policy.model, policy.tokenizer)
 
 

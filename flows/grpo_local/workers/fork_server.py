@@ -120,7 +120,7 @@ class ForkServer:
             self._worker.sendall(json.dumps(message).encode() + b"\n")
 
     def _changed_module(self) -> str | None:
-        """The first imported file that is not what was imported. A file may also have changed during the imports."""
+        """First file of a module that has changed on disk since, or while, it was imported."""
         for path, stamp in self._stamps.items():
             if _stamp(path) != stamp or stamp[0] > self._started * 1e9:
                 return path
@@ -128,10 +128,7 @@ class ForkServer:
 
 
 def main(descriptor: int, idle_s: float) -> int:
-    """Serve the worker at the other end of a socket. In the process of a run, the run is what remains of the program.
-
-    Returns the exit code.
-    """
+    """Serve the worker at the other end of a socket, or in a forked child run its flow run. Returns the exit code."""
     run = ForkServer(socket.socket(fileno=descriptor), idle_s=idle_s).serve()
     if run is None:
         return 0

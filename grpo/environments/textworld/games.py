@@ -1,9 +1,9 @@
 """Text adventures that TextWorld's makers generate, with its rules and quests, and a text view of their worlds.
 
-TextWorld writes the prose of a game in Inform 7, whose compiler takes seconds a game. A pipeline plays each of hundreds
-of games a few times, so that here only the prose is another one: `describe` lists the room, as `MinigridText` lists
-minigrid's view. The objective, the names, the admissible commands, the end and the score are TextWorld's, without the
-compiler. A test compares them with TextWorld's own environment.
+TextWorld writes the prose of a game in Inform 7, and to compile it takes seconds, which is too slow for hundreds of
+games. This module therefore skips the compiler and replaces only the prose: `describe` lists what is in the room, as
+`MinigridText` lists minigrid's view. The objective, the names, the admissible commands, the end and the score are
+TextWorld's. A test compares them with TextWorld's own environment.
 
     You are in the attic. You see: closed chest; table (on it: brass key). Exits: north (locked oak door), east.
     You carry: lamp.

@@ -202,7 +202,7 @@ def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, 
 
 
 def _is_filled(cell: Any) -> bool:
-    """Has a cell content, which is neither empty, nor false, nor zero?"""
+    """True if a cell is neither empty, nor false, nor zero."""
     return parsed(cell) not in (None, "", [], {}, False, 0, "0", "false", "False")
 
 
@@ -356,7 +356,7 @@ def _messages(row: Mapping[str, Any], settings: MessageRows) -> list[LoggedMessa
 
 
 def _is_printed_text(cell: str, value: Any) -> bool:
-    """Is this a list as Python prints it, but not of parts of a message? Then it is what was said."""
+    """True for a list as Python prints it, which somebody wrote as a text. A list of a message's parts is no text."""
     types = {part.get("type") for part in value if isinstance(part, dict)} if isinstance(value, list) else set()
     return cell.lstrip().startswith(("[{'", "['")) and not types <= _PRINTED_PARTS
 

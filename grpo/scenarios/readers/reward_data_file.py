@@ -39,7 +39,7 @@ class _Row(BaseModel):
         """Value of a column. Raises `ValueError` if the column is missing or empty in this record."""
         cells = self.model_extra or {}
         if cells.get(column) in (None, ""):
-            raise ValueError(f"nothing in column {column}: the record has {', '.join(cells) or 'no column'}")
+            raise ValueError(f"column {column} is missing or empty: the record has {', '.join(cells) or 'no column'}")
         return cells[column]
 
 
@@ -147,7 +147,7 @@ def _replies(row: _Row, column: str, settings: PairFile | LabelFile) -> list[Mes
     if not messages or messages[-1].role != "assistant":
         raise ValueError(f"no reply at the end of column {column}: its last message must be the assistant's")
     if settings.prompt is not None and len(messages) > 1:
-        raise ValueError(f"several messages in column {column}: with a prompt column it holds only the reply")
+        raise ValueError(f"column {column} has several messages. If prompt is set, it must have only the reply")
     return messages
 
 
@@ -163,7 +163,7 @@ def _messages(column: str, value: Any) -> list[Message]:
     except ValueError as error:
         raise ValueError(f"column {column} holds no messages: {error}") from error
     if any(message.tool_calls or message.role == "tool" for message in logged):
-        raise ValueError(f"tool calls in a pair: column {column} has some, and a pair is of texts")
+        raise ValueError(f"column {column} has tool calls, and preference pairs have only texts")
     return [Message(role=message.role, content=message.content) for message in logged]
 
 

@@ -179,7 +179,7 @@ class Engine:
         self._numbers = itertools.count()
         self._stats = EngineStats()
         self._heard = 0.0
-        """Monotonic time of the last message of the process, or of a later turn that was submitted when none ran."""
+        """Monotonic time of the last sign of progress: a message of the process, or a turn that ended an idle time."""
         self._started: asyncio.Future[None]
         self.stopped: str | None = "the engine does not run. Enter its context before a turn"
         """Reason why no turn can be generated. None while the engine runs."""
@@ -264,7 +264,7 @@ class Engine:
         most = self._policy.vocabulary - 1
         if min(ids) < 0 or max(ids) > most:
             raise PolicyError(
-                f"the prompt has token {min(ids) if min(ids) < 0 else max(ids)}. The model's are 0 to {most}"
+                f"the prompt has token {min(ids) if min(ids) < 0 else max(ids)}. The vocabulary has tokens 0 to {most}"
             )
         if history + len(ids) >= self._policy.max_context:
             raise PolicyError(

@@ -440,7 +440,7 @@ def test_a_rollout_of_the_previous_policy_needs_a_correction(desk_rollout: DeskR
 def test_a_sampler_too_far_from_the_policy_stops_the_run(desk_rollout: DeskRollout, tmp_path: Path):
     """Beyond max_mismatch_kl importance weights are not enough."""
     _update(desk_rollout, tmp_path / "one", learning_rate=3e-3)
-    with pytest.raises(RatioError, match="nats a token from the policy"):
+    with pytest.raises(RatioError, match="nats per token from the policy"):
         _update(desk_rollout, tmp_path / "x", parent=tmp_path / "one", iteration=1, importance_sampling_cap=2.0,
                 max_mismatch_kl=1e-5)  # fmt: skip
 

@@ -122,4 +122,4 @@ def test_replies_that_do_not_depend_on_the_input_are_an_issue():
     assert monitor.observe(record(0, rollout=reading, entropy=2.0)).status == "healthy"
     health = monitor.observe(record(1, rollout={"mutual_information": 0.001, "input_agnostic": True}, entropy=2.0))
     assert list(health.reasons) == ["input_agnostic"]
-    assert "mutual information 0.001 nats a token" in health.reasons["input_agnostic"]
+    assert "mutual information 0.001 nats per token" in health.reasons["input_agnostic"]

@@ -268,7 +268,7 @@ def test_a_kl_spike_halves_the_learning_rate_once_and_is_recorded(tiny_folder: P
     assert trainer.settings.learning_rate == 1e-2
     [change] = adjuster.adjustments
     assert (change.index, change.setting, change.before, change.after) == (3, "learning_rate", 2e-2, 1e-2)
-    assert change.reason == "KL to the base is 1 nats a token, its median before is 0.01"
+    assert change.reason == "KL to the base is 1 nats per token, its median before is 0.01"
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def _chats(*chats: Any) -> tuple[Any, ...]:
 FORMATS = (
     Format(
         name="Anthropic's messages",
-        known_by="parts `tool_use`, `tool_result`, `thinking`; `system` beside the messages; tools with `input_schema`",
+        known_by="parts `tool_use`, `tool_result`, `thinking`; `system` next to messages; tools with `input_schema`",
         chats=(anthropic(),),
     ),
     Format(

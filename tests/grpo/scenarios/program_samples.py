@@ -361,8 +361,8 @@ PROGRAM_FILES = (
         name="Cherry Studio",
         file="data.json",
         known_by="`indexedDB` with `topics`, and `localStorage`",
-        reads="each topic, of several replies the useful one or else the first one, calls with their results, and the "
-              "prompt of the assistant. A cleared context begins another chat",
+        reads="each topic, of several replies the one that is marked as useful, or else the first one, calls with "
+              "their results, and the prompt of the assistant. A cleared context begins another chat",
         content=CHERRY_STUDIO,
         context="Be kind.",
         has_call=True,

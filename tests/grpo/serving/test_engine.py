@@ -559,7 +559,7 @@ def test_a_session_is_closed_after_a_turn_that_failed(fragile: tuple[Transformer
     ("ids", "problem"),
     [
         ([], "empty"),
-        ([5, 9999], "token 9999. The model's are 0 to"),
+        ([5, 9999], "token 9999. The vocabulary has tokens 0 to"),
         ([5, -1], "token -1"),
         ([5] * 1024, "1024 tokens"),
     ],

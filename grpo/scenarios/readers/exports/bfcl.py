@@ -24,7 +24,7 @@ _RESULT = {"id", "result", "input_token_count", "output_token_count", "latency"}
 
 
 def is_bfcl(data: Mapping[str, Any]) -> bool:
-    """Is this a question of the leaderboard?"""
+    """True for a question of the leaderboard."""
     turns = data.get(_QUESTION)
     is_task = bool({_FUNCTIONS, _SERVICES} & {*data})
     return is_task and isinstance(turns, list) and bool(turns) and all(map(_is_turn, turns))
@@ -48,7 +48,7 @@ def read_bfcl(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def is_bfcl_answer(data: Mapping[str, Any]) -> bool:
-    """Is this the answer to a question of the leaderboard, or the result of a model, without the question?"""
+    """True for an answer to a question of the leaderboard, or for a model's result, without the question."""
     return {*data} == {"id", "ground_truth"} or {*_RESULT} <= {*data}
 
 

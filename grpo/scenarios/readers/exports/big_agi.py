@@ -29,7 +29,7 @@ _SHOWN = 80  # characters of a value in a reason
 
 
 def is_big_agi(data: Mapping[str, Any]) -> bool:
-    """Is this a chat of Big-AGI?"""
+    """True for a chat of Big-AGI."""
     messages = data.get("messages")
     return "systemPurposeId" in data and isinstance(messages, list) and all(map(_is_message, messages))
 

@@ -44,7 +44,7 @@ def _settings(program: str) -> str:
 
 
 def _have(messages: Any, *keys: str) -> bool:
-    """Is this a list of messages that all have these keys?"""
+    """True for a list of messages that all have these keys."""
     return (
         isinstance(messages, list)
         and bool(messages)
@@ -58,7 +58,7 @@ def _kept(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_open_webui(data: Mapping[str, Any]) -> bool:
-    """Is this a chat of Open WebUI, in its export or on its own?"""
+    """True for a chat of Open WebUI, in its export or on its own."""
     return isinstance(value_at(_chat(data), "history.messages"), Mapping)
 
 
@@ -119,7 +119,7 @@ def _decoded(value: Any) -> Any:
 
 
 def is_libre_chat(data: Mapping[str, Any]) -> bool:
-    """Is this a conversation of LibreChat, as a list or as a tree?"""
+    """True for a conversation of LibreChat, as a list or as a tree."""
     return any(_have(data.get(name), "messageId", "isCreatedByUser") for name in ("messages", "messagesTree"))
 
 
@@ -166,7 +166,7 @@ def _part_of_libre_chat(part: Any) -> list[Any]:
 
 
 def is_llama_cpp(data: Mapping[str, Any]) -> bool:
-    """Is this a conversation of the page of llama.cpp's server?"""
+    """True for a conversation of the page of llama.cpp's server."""
     return isinstance(data.get("conv"), Mapping) and _have(data.get("messages"), "role", "content")
 
 
@@ -197,7 +197,7 @@ def read_llama_cpp(data: Mapping[str, Any]) -> Read:
 
 
 def is_text_generation(data: Mapping[str, Any]) -> bool:
-    """Is this a history of text-generation-webui, of today or of its first year?"""
+    """True for a history of text-generation-webui, of today or of its first year."""
     return any(
         isinstance(data.get(name), list) and shown in data
         for name, shown in (("internal", "visible"), ("data", "data_visible"))
@@ -224,7 +224,7 @@ def _attached(entry: Any) -> bool:
 
 
 def is_chatbox(data: Mapping[str, Any]) -> bool:
-    """Is this a session of Chatbox?"""
+    """True for a session of Chatbox."""
     return _have(data.get("messages"), "role", "contentParts")
 
 
@@ -258,7 +258,7 @@ def _parts_of_chatbox(part: Any) -> list[Any]:
 
 
 def is_ai_studio(data: Mapping[str, Any]) -> bool:
-    """Is this a prompt that Google AI Studio saved?"""
+    """True for a prompt that Google AI Studio saved."""
     return isinstance(value_at(data, "chunkedPrompt.chunks"), list)
 
 
@@ -290,7 +290,7 @@ def _texts(system: Any) -> str:
 
 
 def is_character_ai(data: Mapping[str, Any]) -> bool:
-    """Is this a chat of Character.AI?"""
+    """True for a chat of Character.AI."""
     return _have(data.get("msgs"), "src", "text") and all(
         isinstance(value_at(message, "src.is_human"), bool) for message in data["msgs"]
     )
@@ -310,7 +310,7 @@ def read_character_ai(data: Mapping[str, Any]) -> Read:
 
 
 def is_next_chat(data: Mapping[str, Any]) -> bool:
-    """Is this a session of NextChat?"""
+    """True for a session of NextChat."""
     context = value_at(data, "mask.context")
     is_mask = context == [] or _have(context, "role", "content")
     return is_mask and _have(data.get("messages"), "role", "content")
@@ -343,7 +343,7 @@ def _of_next_chat(message: Mapping[str, Any], number: int) -> Iterator[dict[str,
 
 
 def is_grok(data: Mapping[str, Any]) -> bool:
-    """Is this a conversation of Grok's export of an account?"""
+    """True for a conversation of Grok's export of an account."""
     return isinstance(data.get("conversation"), Mapping) and _have(data.get("responses"), "response")
 
 

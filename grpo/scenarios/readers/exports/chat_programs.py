@@ -100,7 +100,7 @@ def program_of(data: Mapping[str, Any]) -> Program | None:
 
 
 def are_of_programs(records: Sequence[Mapping[str, Any]]) -> bool:
-    """Are most of these records from programs?"""
+    """True if most of these records are chats of programs."""
     return 2 * sum(program_of(record) is not None for record in records) > len(records)
 
 

@@ -70,7 +70,7 @@ def _chats(topic: Mapping[str, Any], blocks: Mapping[str, Any], assistants: Mapp
 
 
 def is_cherry_studio(data: Mapping[str, Any]) -> bool:
-    """Is this a chat of such a backup?"""
+    """True for a chat of such a backup."""
     return isinstance(data.get(_BLOCKS), Mapping) and isinstance(data.get("messages"), list)
 
 

@@ -28,19 +28,19 @@ _LATER = "record: turns after a summary, which the model read instead of the ear
 
 
 def is_session_file(begin: Sequence[Mapping[str, Any] | None]) -> bool:
-    """Are these the first two lines of a session: one about it, and an event or an item?"""
+    """True for the first two lines of a session: one about it, and an event or an item."""
     if len(begin) < 2 or begin[0] is None or begin[1] is None or not _is_header(begin[0]):
         return False
     return {"type", "payload"} <= {*begin[1]} or _is_bare(begin[1]) or "record_type" in begin[1]
 
 
 def is_session_item(line: Mapping[str, Any]) -> bool:
-    """Is this line a part of the chat?"""
+    """True if this line is a part of the chat."""
     return line.get("type") in (_ITEM, _COMPACTED) or _is_bare(line)
 
 
 def is_codex(data: Mapping[str, Any]) -> bool:
-    """Is this a session with its items as messages?"""
+    """True for a session with its items as messages."""
     return _is_header(data) and isinstance(data.get("messages"), list)
 
 

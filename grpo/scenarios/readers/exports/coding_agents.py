@@ -30,14 +30,14 @@ _SHOWN = 80  # characters of a value in a reason
 
 
 def is_goose_file(begin: Sequence[Mapping[str, Any] | None]) -> bool:
-    """Are these the first two lines of a session of goose: one about it, and a message?"""
+    """True for the first two lines of a session of goose: one about it, and a message."""
     if len(begin) < 2 or begin[0] is None or begin[1] is None:
         return False
     return {*_GOOSE_KEYS} <= {*begin[0]} and "role" not in begin[0] and {"role", "content"} <= {*begin[1]}
 
 
 def is_goose(data: Mapping[str, Any]) -> bool:
-    """Is this a session of goose?"""
+    """True for a session of goose."""
     return "working_dir" in data and _goose_messages(data) is not None
 
 
@@ -90,7 +90,7 @@ def _value(call: Any, number: int) -> Mapping[str, Any]:
 
 
 def is_opencode(data: Mapping[str, Any]) -> bool:
-    """Is this a session of opencode, as `opencode export` writes it?"""
+    """True for a session of opencode, as `opencode export` writes it."""
     messages = data.get("messages")
     return isinstance(data.get("info"), Mapping) and isinstance(messages, list) and all(map(_is_of_opencode, messages))
 
@@ -136,7 +136,7 @@ def _opencode_parts(part: Any, number: int) -> Iterator[Any]:
 
 
 def is_copilot_chat(data: Mapping[str, Any]) -> bool:
-    """Is this an export of Copilot Chat in Visual Studio Code?"""
+    """True for an export of Copilot Chat in Visual Studio Code."""
     return "responderUsername" in data and isinstance(data.get("requests"), list)
 
 
@@ -149,7 +149,7 @@ def refuse_copilot_chat(data: Mapping[str, Any]) -> Read:
 
 
 def is_zed(data: Mapping[str, Any]) -> bool:
-    """Is this a thread of Zed?"""
+    """True for a thread of Zed."""
     messages = data.get("messages")
     return isinstance(messages, list) and bool(messages) and all(
         message == "Resume" or (isinstance(message, Mapping) and len(message) == 1 and {*message} <= {"User", "Agent"})

@@ -37,14 +37,14 @@ _SETTINGS = "record: ids, dates and counts of tokens of Gemini CLI, and messages
 
 
 def is_session_log(begin: Sequence[Mapping[str, Any] | None]) -> bool:
-    """Are these the first two lines of a session: one about it, and a message or a change?"""
+    """True for the first two lines of a session: one about it, and a message or a change."""
     if len(begin) < 2 or begin[0] is None or begin[1] is None:
         return False
     return {"sessionId", "projectHash"} <= {*begin[0]} and "type" not in begin[0] and _is_entry(begin[1])
 
 
 def is_session_entry(line: Mapping[str, Any]) -> bool:
-    """Does this line change the messages?"""
+    """True if this line changes the messages."""
     changes = line.get(_SET)
     return not isinstance(changes, Mapping) or "messages" in changes
 
@@ -100,13 +100,13 @@ def _replies(messages: Mapping[str, Any]) -> int:
 
 
 def _has_only(message: Mapping[str, Any], key: str) -> bool:
-    """Are all parts of the message of this kind?"""
+    """True if all parts of the message are of this kind."""
     parts = message.get("content")
     return isinstance(parts, list) and bool(parts) and all(isinstance(part, Mapping) and key in part for part in parts)
 
 
 def is_gemini_cli(data: Mapping[str, Any]) -> bool:
-    """Is this a session with such messages?"""
+    """True for a session with such messages."""
     messages = data.get("messages")
     if "sessionId" not in data or not isinstance(messages, list) or not messages:
         return False

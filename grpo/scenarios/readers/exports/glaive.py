@@ -31,7 +31,7 @@ _MOST_TOOLS = 200
 
 
 def is_glaive(data: Mapping[str, Any]) -> bool:
-    """Is this a chat of the data set? It begins with the user."""
+    """True for a chat of the data set. It begins with the user."""
     chat = data.get("chat")
     return isinstance(chat, str) and isinstance(data.get("system"), str) and chat.lstrip().startswith("USER:")
 

@@ -31,7 +31,7 @@ _SHOWN = 80  # characters of a value in a reason
 
 
 def is_lm_studio(data: Mapping[str, Any]) -> bool:
-    """Is this a conversation of LM Studio? Each message has versions."""
+    """True for a conversation of LM Studio. Each message has versions."""
     messages = data.get("messages")
     return isinstance(messages, list) and bool(messages) and all(map(_has_versions, messages))
 

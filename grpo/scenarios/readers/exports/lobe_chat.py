@@ -55,7 +55,7 @@ def _in_order(messages: list[Any]) -> list[Any]:
 
 
 def is_lobe_chat(data: Mapping[str, Any]) -> bool:
-    """Is this a chat of such an export?"""
+    """True for a chat of such an export."""
     return isinstance(data.get(_SESSION), Mapping) and isinstance(data.get("messages"), list)
 
 

@@ -117,7 +117,7 @@ def _speaker(message: Mapping[str, Any]) -> str | None:
 
 
 def _leads_to(place: int | None, replaced: set[int], parents: Sequence[int | None]) -> bool:
-    """Is this row or one before it replaced?"""
+    """True if this row, or one before it, was replaced."""
     passed: set[int] = set()
     while place is not None and place not in passed:
         if place in replaced:
@@ -145,7 +145,7 @@ def _has_id(message: Mapping[str, Any]) -> bool:
 
 
 def _are_linked(messages: Sequence[Mapping[str, Any]], id_key: str, parent_key: str) -> bool:
-    """Has each message an id of its own, and does one of them name another as its predecessor?"""
+    """True if each message has an id of its own, and at least one message names another as its predecessor."""
     ids = [message.get(id_key) for message in messages]
     if not all(isinstance(name, (str, int)) for name in ids) or len({*ids}) < len(ids):
         return False

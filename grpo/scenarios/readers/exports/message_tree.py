@@ -44,7 +44,7 @@ _SHOWN = 80  # characters of a value in a reason
 
 
 def is_chat_tree(data: Mapping[str, Any]) -> bool:
-    """Is this record a tree of ChatGPT or DeepSeek? A table may have a column of the same name."""
+    """True for a tree of ChatGPT or DeepSeek. A table may have a column of the same name."""
     nodes = data.get(TREE)
     return TREE in data and (
         END in data or (isinstance(nodes, Mapping) and bool(nodes) and all(map(_is_node, nodes.values())))
@@ -75,7 +75,7 @@ def branch_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def is_reply_tree(data: Mapping[str, Any]) -> bool:
-    """Is this record a tree of OpenAssistant?"""
+    """True for a tree of OpenAssistant."""
     root = data.get(ROOT)
     return isinstance(root, Mapping) and "role" in root and isinstance(root.get(REPLIES), list)
 

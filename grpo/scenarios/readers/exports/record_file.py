@@ -105,7 +105,7 @@ def _by_id(document: dict[str, Any]) -> list[Any]:
 
 
 def _is_chat(value: Any) -> bool:
-    """Is this a list of messages, and no table with a column that tells to which chat a message belongs?"""
+    """True for a list of messages, and no table with a column that tells to which chat a message belongs."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return False
     if not all(_is_message(item) or is_serialized(item) or is_item(item) for item in value):
@@ -116,7 +116,7 @@ def _is_chat(value: Any) -> bool:
 
 
 def _is_message(item: dict[str, Any]) -> bool:
-    """Is this a message of a known speaker, with a text or parts, and not a record with a list of messages?"""
+    """True for a message of a known speaker, with a text or parts, and not a record with a list of messages."""
     name = speaker_name(item.get("role"))
     return (
         name in (*SPEAKERS, *CALLS, *TOOLS)
@@ -126,7 +126,7 @@ def _is_message(item: dict[str, Any]) -> bool:
 
 
 def _is_table(messages: list[dict[str, Any]]) -> bool:
-    """Has a column several values, most of them at messages of two speakers? It may tell to which chat each belongs.
+    """True if a column has several values, most of them at messages of two speakers, so that it may name a chat.
 
     [{"sample": 1, "role": "user", …}, {"sample": 1, "role": "assistant", …}, {"sample": 2, "role": "user", …}, …]
     """
@@ -158,7 +158,7 @@ def _columns_of_chats(messages: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:
-    """Have most messages a value that repeats, and do most of these values begin with the user and go on with others?
+    """True if most messages have a value that repeats, and most of these values begin with the user and have replies.
 
     The speakers of each value are in the order of the list. Counts of tokens and the like begin with anybody.
     """
@@ -169,7 +169,7 @@ def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:
 
 
 def has_lines(path: Path) -> bool:
-    """Has a file one record per line? See `read_objects` on files that are not named so."""
+    """True if a file has one record per line. `read_objects` describes files whose names do not show it."""
     with open_json(path) as file:
         lines = (line for line in iter(partial(file.readline, LONGEST_LINE), b"") if line.strip())
         first, has_more = next(lines, b""), next(lines, None) is not None

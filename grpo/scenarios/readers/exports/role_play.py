@@ -25,7 +25,7 @@ Read = tuple[dict[str, Any], list[str]]
 
 
 def is_agnai(data: Mapping[str, Any]) -> bool:
-    """Is this a chat of Agnai?"""
+    """True for a chat of Agnai."""
     messages = data.get("messages")
     return isinstance(messages, list) and bool(messages) and all(map(_is_of_agnai, messages))
 
@@ -61,7 +61,7 @@ def risu_chats(document: Mapping[str, Any]) -> list[Any]:
 
 
 def is_risu(data: Mapping[str, Any]) -> bool:
-    """Is this a chat of RisuAI?"""
+    """True for a chat of RisuAI."""
     return data.get("type") == _RISU and isinstance(data.get("data"), Mapping)
 
 

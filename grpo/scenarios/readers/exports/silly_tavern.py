@@ -22,14 +22,14 @@ HEADER = ("user_name", "character_name", "chat_metadata")
 
 
 def is_chat_file(begin: Sequence[Mapping[str, Any] | None]) -> bool:
-    """Are these the first two lines of a chat: one about it, and a message?"""
+    """True for the first two lines of a chat: one about it, and a message."""
     if len(begin) < 2 or begin[0] is None or begin[1] is None:
         return False
     return any(name in begin[0] for name in HEADER) and not _is_line(begin[0]) and _is_line(begin[1])
 
 
 def is_silly_tavern(data: Mapping[str, Any]) -> bool:
-    """Is this a chat whose messages are such lines?"""
+    """True for a chat with such lines as messages."""
     messages = data.get("messages")
     return isinstance(messages, list) and bool(messages) and all(map(_is_line, messages))
 

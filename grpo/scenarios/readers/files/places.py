@@ -40,7 +40,7 @@ def without(data: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def is_there(data: Mapping[str, Any], place: str) -> bool:
-    """Does the record have this key, or the first key of this place?"""
+    """True if the record has this key, or the first key of this place."""
     return place in data or place.partition(".")[0] in data or value_at(data, place) is not None
 
 

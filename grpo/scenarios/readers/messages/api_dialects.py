@@ -78,7 +78,7 @@ def rewrite_record(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_system_key(key: str) -> bool:
-    """Is this the name of a system prompt next to the messages, such as `systemInstruction` or `system_prompt`?"""
+    """True for the name of a system prompt next to the messages, such as `systemInstruction` or `system_prompt`."""
     return key.replace("_", "").lower() in _SYSTEM_KEYS
 
 
@@ -248,7 +248,7 @@ def _agent_message(
 
 
 def _is_plain(part: Any) -> bool:
-    """Is this a text, or a part of OpenAI's own types?"""
+    """True for a text, or a part of OpenAI's own types."""
     if not isinstance(part, Mapping):
         return True
     return part.get("type") in _TEXTS and any(isinstance(part.get(key), str) for key in ("text", "refusal"))
@@ -281,7 +281,7 @@ def _body(part: Mapping[str, Any], kind: str | None) -> Mapping[str, Any]:
 
 
 def _is_page_tool(part: Any) -> bool:
-    """Is this a call with its result, as AI SDK shows it on a page (`tool-NAME`)?
+    """True for a call with its result, as AI SDK shows it on a page (`tool-NAME`).
 
     Its `state` tells it from the SDK's own types, such as `tool-error` and `tool-approval-request`, which have none.
     """

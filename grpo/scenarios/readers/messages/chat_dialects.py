@@ -134,7 +134,7 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
 
 
 def _is_mark(name: Any) -> bool:
-    """Is this the name of a mark of messages that the user does not see, such as `private` or `is_deleted`?"""
+    """True for the name of a mark of messages that the user does not see, such as `private` or `is_deleted`."""
     return str(name).lower().replace("_", "").removeprefix("is") in _UNSEEN
 
 

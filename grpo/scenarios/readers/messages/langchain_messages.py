@@ -21,7 +21,7 @@ _SUFFIXES = ("MessageChunk", "Message")
 
 
 def is_serialized(message: Mapping[str, Any]) -> bool:
-    """Is this one of these forms? They have a type instead of a role, and a content."""
+    """True for these forms, which have a type instead of a role, and a content."""
     if "role" in message:
         return False
     fields = message.get("kwargs")

@@ -39,7 +39,7 @@ _BEFORE_MESSAGES = ("request", "request_body")
 
 
 def is_exchange(data: Mapping[str, Any]) -> bool:
-    """Is this a logged request, with its response or without it?"""
+    """True for a logged request, with its response or without it."""
     if isinstance(data.get("chat_history"), list) and isinstance(data.get("message"), str):
         return True
     return any(isinstance(parsed(value_at(data, asked)), dict) for asked, _ in _EXCHANGES)
@@ -100,7 +100,7 @@ def _last_reply(messages: list[Any], settings: ChatSettings) -> LoggedMessage | 
 
 
 def _repeats(message: Any, last: LoggedMessage, settings: ChatSettings) -> bool:
-    """Does a response say the same as the reply that the messages end with? A text has no calls to compare."""
+    """True if a response equals the reply at the end of the messages. A text has no calls to compare."""
     reply = _last_reply([message], settings)
     return (
         reply is not None

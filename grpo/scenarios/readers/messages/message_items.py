@@ -42,7 +42,7 @@ def has_items(value: Any) -> bool:
 
 
 def is_item(item: Mapping[str, Any]) -> bool:
-    """Is this an item of one of these kinds? A word under `type` does not suffice: data sets name their tasks there."""
+    """True for an item of one of these kinds. A word under `type` is not enough: data sets name tasks there."""
     return _is_item_of_responses(item) or any("part_kind" in part for part in _parts(item))
 
 

@@ -133,7 +133,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _is_of_chat(part: Any) -> bool:
-    """Is this a message, a completion, one of its choices, or an object with a chat?"""
+    """True for a message, a completion, one of its choices, or an object with a chat."""
     if not isinstance(part, Mapping):
         return False
     return bool({"role", "messages", "choices", *_CHATS} & {*part}) or isinstance(part.get("message"), Mapping)

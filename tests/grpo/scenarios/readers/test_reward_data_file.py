@@ -135,7 +135,7 @@ def test_tools_of_a_pair_are_not_lost(tmp_path: Path):
 
 
 DIRT: list[tuple[dict[str, Any], str]] = [
-    ({"good": None}, "nothing in column good"),
+    ({"good": None}, "column good is missing or empty"),
     ({"good": "No idea."}, "chosen and rejected are the same"),
     ({"bad": "  "}, "rejected: reply is empty"),
     ({"bad": 5}, "no text in column bad"),
@@ -160,7 +160,11 @@ def test_a_bad_record_is_quarantined_with_its_reason_and_the_others_are_read(
         (messages("a"), messages("a", "no"), "no reply at the end of column chosen"),
         ([{"role": "owl", "content": "x"}], messages("a", "no"), "column chosen holds no messages"),
         ([{**messages("a")[0], "images": ["a.png"]}], messages("a", "no"), "column chosen holds no messages"),
-        ([{**messages("a", "b")[1], "tool_calls": [CALL]}], messages("a", "no"), "tool calls in a pair"),
+        (
+            [{**messages("a", "b")[1], "tool_calls": [CALL]}],
+            messages("a", "no"),
+            "has tool calls, and preference",
+        ),
         ("[{", messages("a", "no"), "column chosen is not JSON"),
         (messages("a", "yes"), [], "no reply at the end of column rejected"),
     ],

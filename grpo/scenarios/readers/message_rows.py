@@ -54,8 +54,9 @@ _TABLE = """
 """
 _SHOWN = 80  # characters of a value in a reason
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant")
-_PROBLEM = "problem of the row"
-_ID = "id of the message"
+_PROBLEM = "\0problem"
+_ID = "\0id"
+"""Keys of a stored row next to its columns. No column of a table begins with a NUL character."""
 _REPEATED = "row: the same message again"
 _MEDIA = {"attachment", "attachments", "photo", "photos", "images", "videos"}
 """Columns of what a message has besides its text."""

@@ -126,7 +126,7 @@ class ConversationEnvironment(Environment):
         """
         if type(self).verify is not ConversationEnvironment.verify:
             return Environment.can_verify(self, scenario, judged=judged)
-        checked = self.user.makes_checks(scenario)
+        checked = self.user.has_checks(scenario)
         return is_verified(checked=checked, unjudged=_unjudged(scenario.expected, checked=checked), judged=judged)
 
     @asynccontextmanager

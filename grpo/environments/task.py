@@ -96,11 +96,11 @@ class TaskEnvironment(ToolCallingEnvironment):
         """Refuse a scenario with an unknown tool, or with an expected call that fails in a world with
         `verify_results`."""
         await super().check(scenario)
-        self._offered(scenario)
+        self._available_tools(scenario)
         await self._expect(scenario)
 
     async def _execute(self, state: EnvironmentState, call: ToolCall) -> tuple[EnvironmentState, Any]:
-        offered = self._offered(state.scenario, turn=user_turn_index(state))
+        offered = self._available_tools(state.scenario, turn=user_turn_index(state))
         world, result, _ = await self._try_call(state.world, offered, call)
         metadata = {**state.metadata, "results": (*state.metadata["results"], result)}
         return state.after(world=world, metadata=metadata), result
@@ -147,7 +147,7 @@ class TaskEnvironment(ToolCallingEnvironment):
     async def replay(self, scenario: Scenario) -> AsyncIterator[ReplayStep]:
         """Execute the scenario's expected calls in order, from its initial world."""
         world: Mapping[str, Any] = self._init_world(scenario)
-        offered = self._offered(scenario)
+        offered = self._available_tools(scenario)
         for expected in scenario.expected.calls:
             call, before = ToolCall(name=expected["name"], arguments=expected["arguments"]), world
             world, result, failed = await self._try_call(world, offered, call)
@@ -174,25 +174,25 @@ class TaskEnvironment(ToolCallingEnvironment):
         results = [step.result for step in verified if not step.changed]
         return _Target(state=_compared_state(world), results=tuple(map(_serialized, results)))
 
-    def _offered(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
+    def _available_tools(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
         """Tools of a scenario by name: the tools available in a turn of the user, or all.
 
         Raises `DataError` if no world has one of the tools.
         """
         if self.tools:
-            return super()._offered(scenario, turn=turn)
+            return super()._available_tools(scenario, turn=turn)
         unknown = sorted({tool["name"] for tool in scenario.tools} - set(self._worlds_of))
         if unknown:
             raise DataError(
                 f"scenario {scenario.id} is not playable: no world has {', '.join(unknown[:5])}"
                 f"{' …' if len(unknown) > 5 else ''}. Leave it out"
             )
-        return super()._offered(scenario, turn=turn)
+        return super()._available_tools(scenario, turn=turn)
 
     def _init_world(self, scenario: Scenario) -> dict[str, Any]:
         """Initial world: each part that the scenario's tools act on."""
         state = copy.deepcopy(scenario.world)
-        worlds = [self._world_of(state, name) for name in self._offered(scenario)]
+        worlds = [self._world_of(state, name) for name in self._available_tools(scenario)]
         for world in {id(world): world for world in worlds}.values():
             if world.state_key is None:
                 state = world.init_state(state)

@@ -86,7 +86,7 @@ class ToolCallingEnvironment(ConversationEnvironment):
         tools = [tool["name"] for tool in state.scenario.tools if tool.get("from_turn", 0) <= turn]
         return {**super()._other_state(state), "tools": tools}
 
-    def _offered(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
+    def _available_tools(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
         """Tools of a scenario by name: the tools available in a turn of the user, or all."""
         if self.tools:
             return {tool.name: tool for tool in self.tools}
@@ -101,7 +101,7 @@ class ToolCallingEnvironment(ConversationEnvironment):
         if self.tools:
             return []
         new = {tool["name"] for tool in scenario.tools if tool.get("from_turn", 0) == turn}
-        offered = self._offered(scenario, turn=turn)
+        offered = self._available_tools(scenario, turn=turn)
         return [
             json.dumps(tool.to_template()["function"], ensure_ascii=False)
             for name, tool in offered.items()

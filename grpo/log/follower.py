@@ -22,12 +22,12 @@ from grpo.log.records import Record
 from grpo.log.tables import SEGMENT, Damage
 from grpo.tables import open_parquet
 
-READ = -1
+FULLY_READ = -1
 """Position of a compacted segment without further records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
+class LogStep:
     """Step of a reader: a record and the position after it."""
 
     segment: str
@@ -37,14 +37,14 @@ class Unread:
 
 
 @dataclass(slots=True)
-class LogTail:
+class LogReader:
     """Reader of a log that continues from a position."""
 
     folder: Path
     position: dict[str, int] = field(default_factory=dict)
     """Bytes of each segment that were read."""
 
-    def unread(self) -> Iterator[Unread]:
+    def unread(self) -> Iterator[LogStep]:
         """Records after the position, segment by segment. Only `advance` moves the position."""
         growing, compacted = self._unread()
         erasures = ServedLog(self.folder).erasures()
@@ -52,11 +52,11 @@ class LogTail:
             steps = self._lines(name) if name in growing else self._rows(compacted[name])
             for segment, end, record in steps:
                 erased = record is not None and is_record_erased(record, erasures)
-                yield Unread(segment=segment, end=end, record=None if erased else record)
+                yield LogStep(segment=segment, end=end, record=None if erased else record)
             if name in compacted:
-                yield Unread(segment=name, end=READ, record=None)
+                yield LogStep(segment=name, end=FULLY_READ, record=None)
 
-    def advance(self, step: Unread) -> None:
+    def advance(self, step: LogStep) -> None:
         """Mark a record as read."""
         self.position[step.segment] = step.end
 
@@ -81,12 +81,12 @@ class LogTail:
         needed = growing | compacted.keys()
         for name, tables in compacted.items():
             segments = {segment for table in tables if table.is_merged for segment in table.segments}
-            if segments and all(self.position.get(segment) == READ for segment in segments):
-                self.position[name] = READ
-            needed |= segments if self.position.get(name) != READ else set()
+            if segments and all(self.position.get(segment) == FULLY_READ for segment in segments):
+                self.position[name] = FULLY_READ
+            needed |= segments if self.position.get(name) != FULLY_READ else set()
         for name in self.position.keys() - needed:
             del self.position[name]
-        return growing, {name: tables for name, tables in compacted.items() if self.position.get(name) != READ}
+        return growing, {name: tables for name, tables in compacted.items() if self.position.get(name) != FULLY_READ}
 
     def _lines(self, name: str) -> Iterator[tuple[str, int, Record | None]]:
         start = self.position.get(name, 0)
@@ -103,7 +103,7 @@ class LogTail:
             return b""
 
     def _rows(self, tables: Sequence[LogTable]) -> Iterator[tuple[str, int, Record | None]]:
-        """Unread rows of the tables with one name, segment by segment, in the order in which they were written."""
+        """LogStep rows of the tables with one name, segment by segment, in the order in which they were written."""
         position = dict(self.position)
         rows = heapq.merge(*(table_rows(table.path) for table in tables), key=lambda row: (row.segment, row.end))
         for row in rows:
@@ -122,4 +122,4 @@ class LogTail:
 def _is_before(position: Mapping[str, int], segment: str, end: int) -> bool:
     """True if a record was read, because its whole segment was read or because it is before the position."""
     read = position.get(segment, 0)
-    return read == READ or end <= read
+    return read == FULLY_READ or end <= read

@@ -36,7 +36,7 @@ IDLE_MINUTES = "GRPO_FORK_SERVER_IDLE_MINUTES"
 RUN = "PREFECT__FLOW_RUN_ID"
 NO_RUN = "-" * 36
 """Value of `RUN` in the server's own environment. It is as long as the id of a run, which is written in its place."""
-OF_A_RUN = "PREFECT__"
+RUN_PREFIX = "PREFECT__"
 """Begin of the names of variables that Prefect sets for each run."""
 PRELOADED = ("prefect.flow_engine", "grpo_flows.stage", *settings.LEARNER)
 
@@ -132,7 +132,7 @@ def main(descriptor: int, idle_s: float) -> int:
     run = ForkServer(socket.socket(fileno=descriptor), idle_s=idle_s).serve()
     if run is None:
         return 0
-    for name in [name for name in os.environ if name.startswith(OF_A_RUN)]:
+    for name in [name for name in os.environ if name.startswith(RUN_PREFIX)]:
         del os.environ[name]
     os.environ.update(run)
     from prefect.flow_engine import _main as run_flow  # what Prefect's worker starts with `python -m`
@@ -146,9 +146,9 @@ def _write_run(run: str) -> None:
     The kernel shows the memory that the program was started with, which assignments to `os.environ` do not change.
     """
     assert len(run) == len(NO_RUN)
-    find = ctypes.CDLL(None).getenv
-    find.restype = ctypes.c_void_p
-    ctypes.memmove(find(RUN.encode()), run.encode("ascii"), len(run))
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    ctypes.memmove(getenv(RUN.encode()), run.encode("ascii"), len(run))
 
 
 def _module_files() -> set[str]:

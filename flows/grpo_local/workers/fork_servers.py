@@ -24,7 +24,7 @@ import anyio
 from prefect.runner._process_manager import ProcessHandle, create_isolated_termination_scope
 
 from grpo.errors import ConfigError
-from grpo_local.workers.fork_server import IDLE_MINUTES, NO_RUN, OF_A_RUN, RUN
+from grpo_local.workers.fork_server import IDLE_MINUTES, NO_RUN, RUN, RUN_PREFIX
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("prefect.worker.process")
 
 _DEFAULT_MINUTES = "30"
-_MOST = 2
+_MAX_SERVERS = 2
 """Servers of a worker, each with about half a GiB. If one more is needed, the least recently used one ends."""
 _POLL_S = 0.5
 _FOLDER = "prefect.deployments.steps.set_working_directory"
@@ -147,7 +147,7 @@ class _Server:
             code = await self.ends[process.pid]
         finally:  # also if the wait is cancelled, because the future is cancelled as well
             del self.ends[process.pid]
-        while code is None and _lives(process.pid):
+        while code is None and _is_alive(process.pid):
             await anyio.sleep(_POLL_S)
         process.returncode = 1 if code is None else code
 
@@ -176,8 +176,8 @@ class ForkServers:
 
         Raises `RuntimeError` if a new server ends before it has forked the process. Its log has the reason.
         """
-        variables = {name: value for name, value in environment.items() if name.startswith(OF_A_RUN)}
-        common = {name: value for name, value in environment.items() if not name.startswith(OF_A_RUN)}
+        variables = {name: value for name, value in environment.items() if name.startswith(RUN_PREFIX)}
+        common = {name: value for name, value in environment.items() if not name.startswith(RUN_PREFIX)}
         key = folder, frozenset(common.items())
         async with self._starting.setdefault(key, asyncio.Lock()):
             server = self._servers.pop(key, None)
@@ -193,7 +193,7 @@ class ForkServers:
             if process is None:
                 raise RuntimeError("the fork server ended at its start. The log of the worker has the reason")
             self._servers[key] = server  # the last one of the dictionary is the last one used
-            while len(self._servers) > _MOST:
+            while len(self._servers) > _MAX_SERVERS:
                 self._servers.pop(next(iter(self._servers))).retire()
             return server, process
 
@@ -256,7 +256,7 @@ def _import_path(folder: str, path: str | None) -> str:
     return os.pathsep.join(dict.fromkeys([folder, *(path.split(os.pathsep) if path else [])]))
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.killpg(pid, 0)
     except ProcessLookupError:

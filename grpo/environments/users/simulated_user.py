@@ -219,9 +219,9 @@ class ScenarioUser(User):
         """See `User.verify`."""
         return self._of(scenario).verify(scenario, history, memory)
 
-    def makes_checks(self, scenario: Scenario) -> bool:
-        """See `User.makes_checks`."""
-        return self._of(scenario).makes_checks(scenario)
+    def has_checks(self, scenario: Scenario) -> bool:
+        """See `User.has_checks`."""
+        return self._of(scenario).has_checks(scenario)
 
     def state(self, scenario: Scenario, memory: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """See `User.state`."""

@@ -45,7 +45,7 @@ class User(ABC):
         """Outcome checks of a finished conversation that this user can make. None by default."""
         return {}
 
-    def makes_checks(self, scenario: Scenario) -> bool:
+    def has_checks(self, scenario: Scenario) -> bool:
         """Return True if `verify` returns checks for this scenario."""
         return type(self).verify is not User.verify
 

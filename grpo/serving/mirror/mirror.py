@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from grpo.config.serving import MirrorSettings
 from grpo.errors import DataError
 from grpo.log.folder import ERASURES, ServedLog, read_erasure
-from grpo.log.follower import LogTail, Unread
+from grpo.log.follower import LogReader, LogStep
 from grpo.log.records import OUTCOMES, Feedback, Record, ServedTurn
 from grpo.serving.mirror.redacted import Redaction
 from grpo.serving.mirror.redaction_process import RedactionProcess
@@ -121,11 +121,11 @@ class Mirror:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="mirror")
         self._state = _State()
-        self._tail = LogTail(log.folder)
+        self._tail = LogReader(log.folder)
         self._process = RedactionProcess()
         self._redaction = Redaction(log.folder, self._process.redact)
-        self._unread: Iterator[Unread] = iter(())
-        self._batch: list[Unread] = []
+        self._unread: Iterator[LogStep] = iter(())
+        self._batch: list[LogStep] = []
         self._assessed = self._expired = -float("inf")
 
     async def __aenter__(self) -> Self:

@@ -15,7 +15,7 @@ import pytest
 from grpo.log import segments
 from grpo.log.compaction import compact, erase_records, expire
 from grpo.log.folder import Problem, ServedLog
-from grpo.log.follower import READ, LogTail
+from grpo.log.follower import FULLY_READ, LogReader
 from grpo.log.log_tables import find_tables
 from grpo.log.merging import merge_days, remove_merged
 from grpo.log.records import Record
@@ -285,22 +285,22 @@ def test_a_reader_that_follows_the_log_reads_each_record_once(tmp_path: Path, ta
     write(tmp_path, turn("a"), feedback("f"), turn("b", "a", time=NOON + timedelta(days=1)))
     write(tmp_path, turn("c", conversation_id="other"), replace(feedback("g"), conversation_id="other"))
     compact(tmp_path)
-    tail = LogTail(tmp_path)
+    tail = LogReader(tmp_path)
     first = take(tail, taken)
     merge_days(tmp_path, today=LATER)
     shutil.rmtree(tmp_path / "damaged", ignore_errors=True)
-    tail = LogTail(tmp_path, dict(tail.position))
+    tail = LogReader(tmp_path, dict(tail.position))
     assert tail.waiting() == 5 - taken
     assert [*first, *take(tail)] == ["a", "f", "b", "c", "g"]
     assert (tail.waiting(), take(tail)) == (0, [])
     [(name, position)] = tail.position.items()
-    assert (name.startswith("merged-"), position) == (True, READ)
+    assert (name.startswith("merged-"), position) == (True, FULLY_READ)
 
 
 def test_a_merged_day_that_was_read_leaves_one_position(tmp_path: Path):
     """Not one for each of its segments."""
     three_segments(tmp_path)
-    tail = LogTail(tmp_path)
+    tail = LogReader(tmp_path)
     take(tail)
     assert len(tail.position) == 3
     merge_days(tmp_path, today=LATER)

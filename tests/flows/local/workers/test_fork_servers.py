@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from grpo.errors import ConfigError
-from grpo_local.workers.fork_server import IDLE_MINUTES, OF_A_RUN, PRELOADED, RUN
+from grpo_local.workers.fork_server import IDLE_MINUTES, PRELOADED, RUN, RUN_PREFIX
 from grpo_local.workers.fork_servers import Forkable, ForkServers, forkable, idle_minutes
 from grpo_local.workers.recovery import flow_run_processes
 from tests import waiting
@@ -339,4 +339,4 @@ def test_the_idle_time_is_a_number_and_zero_forks_nothing(monkeypatch: pytest.Mo
             idle_minutes()
     monkeypatch.setenv(IDLE_MINUTES, "0")
     assert not ForkServers(idle_minutes=idle_minutes()).enabled
-    assert RUN.startswith(OF_A_RUN)
+    assert RUN.startswith(RUN_PREFIX)

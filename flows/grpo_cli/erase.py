@@ -63,11 +63,9 @@ def erase(
         console.print(
             f"{version} was trained on an erased turn, so that its training cannot be repeated", soft_wrap=True
         )
-    for version in receipt.skipped:
+    for skipped in receipt.skipped:
         console.print(
-            f"the store of {version} was not searched, because this home has not signed the version. Name the store "
-            "with --store",
-            soft_wrap=True,
+            f"{skipped} was not searched. Name it with --store, or erase on the machine that has it", soft_wrap=True
         )
     console.print(f"receipt {receipt.id}", soft_wrap=True)
     console.print(_MEMORY, soft_wrap=True)

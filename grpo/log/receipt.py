@@ -56,7 +56,8 @@ class ErasureReceipt(Document):
     versions: tuple[str, ...]
     """Registered versions that were trained on an erased conversation. Their training cannot be repeated."""
     skipped: tuple[str, ...] = ()
-    """Registered versions without a valid signature. The stores that they name were not searched."""
+    """Stores that were not searched: of registered versions without a valid signature, and folders that versions name
+    and this machine does not have."""
 
     @property
     def records(self) -> int:

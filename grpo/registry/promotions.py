@@ -127,14 +127,20 @@ class PromotionLog:
 
         Versions 1, 2, 3 rolled back twice leave 1 in service. Deleted versions are skipped, and a deleted champion is
         replaced. If a flow run is retried, it rolls back once. Raises `NothingToRollBack` if an earlier version does
-        not exist.
+        not exist, and `RegistryError` if another promotion or rollback has ended while this one waited for it.
         """
+        seen, _ = self._read(follow_alias=follow_alias)
         with self._lock:
             state, stale = self._read(follow_alias=follow_alias)
             if (done := _already_done(state.history, stale, reason, by)) is not None:
                 if stale:
                     self._set_aliases(state.history[-1])
                 return done
+            if state.champion != seen.champion:
+                raise RegistryError(
+                    f"another change of model {self._model} was made at the same time: version {state.champion} is "
+                    "champion now. Nothing was rolled back. Repeat the command if an earlier version should answer"
+                )
             change = self._rollback(state, reason=reason, by=by)
             if verify is not None:
                 verify(change.champion)
@@ -275,9 +281,10 @@ class PromotionLog:
 
     def _apply(self, change: ChampionChange) -> None:
         text = write_record(self._client, self._model, change)
-        if registered_model(self._client, self._model).tags.get(record_key(change.number)) != text:
+        model = registered_model(self._client, self._model)
+        if model.tags.get(record_key(change.number)) != text:
             raise RegistryError(f"another promotion of model {self._model} is in progress. Try again")
-        remember(self._client.tracking_uri, self._model, change.number)
+        remember(self._client.tracking_uri, self._model, model.creation_timestamp, change.number)
         self._set_aliases(change)
 
     def _set_aliases(self, change: ChampionChange) -> None:

@@ -117,12 +117,18 @@ def _erase_copies(
 ) -> tuple[list[str], list[str]]:
     """Erase all copies of these conversations.
 
-    Returns the versions that were trained on them, and the versions with stores that were not searched.
+    Returns the versions that were trained on them, and the stores that were not searched.
     """
-    if not digests or not home.is_dir():
+    if not digests:
         return [], []
+    if not home.is_dir():
+        raise StorageError(
+            f"the home {home} is not a folder, so that no copies of the conversations were searched. Set GRPO_HOME to "
+            "the home of the runs"
+        )
     tracking_uri, mentions = tracking_address(home), Mentions(digests)
     addresses = {*stores_in(home), *stores}
+    registered: set[str] = set()
     skipped: list[str] = []
     failed: list[str] = []
 
@@ -134,19 +140,27 @@ def _erase_copies(
             failed.append(f"{place} was not searched: {error}{remedy}")
 
     def find_registered() -> None:
-        registered, unsigned = registered_stores(str(tracking_uri))
-        addresses.update(registered)
-        skipped.extend(unsigned)
+        stores_of_versions, unsigned = registered_stores(str(tracking_uri))
+        registered.update(stores_of_versions)
+        skipped.extend(f"the store of {version}, which this home has not signed" for version in unsigned)
 
     if tracking_uri is not None:
         attempt("MLflow", find_registered)
     answers = not failed  # otherwise MLflow's client would ask it for minutes
+    addresses |= registered
     for address in sorted({*addresses, *map(present_address, addresses)}):
         if "://" in address or Path(address).is_dir():
             attempt(
                 f"the store {address}",
                 lambda address=address: _note(erase_from_store(ArtifactStore(address), mentions), receipt),  # type: ignore[misc]
                 forgetting(home, address),
+            )
+        elif address in registered and address not in stores:  # a version of another machine may have its store there
+            skipped.append(f"the store {address}")
+        elif address != str(home / "artifacts") and present_address(address) == address:
+            failed.append(
+                f"the store {address} was not searched, because there is no such folder. Mount its disk, or correct "
+                f"its name{forgetting(home, address)}"
             )
     own = partial(erase_from_home, home, mentions, erased=receipt.artifacts, log=folder)
     attempt(f"the home {home}", lambda: _note(own(), receipt))

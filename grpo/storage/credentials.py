@@ -12,7 +12,9 @@ from urllib.parse import unquote, urlsplit
 from grpo.errors import ConfigError, printable
 
 HIDDEN = "***"
-_LOGIN = re.compile(r"(?<=://)([^/@\s:]*):([^/\s]+)@")
+_LOGIN = re.compile(r"""(?<=://)([^/@\s:]*):(?!\d{1,5}[/?#])([^/\s]+(?:/[^\s"'<>]{0,256})?)@""")
+"""User and password of a URI. A password may have a slash, which people forget to encode. Digits before a slash are a
+port, e.g. in http://host:8000/v1#model@revision."""
 _TOKEN = re.compile(r"\b(?:hf_[A-Za-z0-9]{12,}|sk-[A-Za-z0-9_-]{16,}|eyJ[\w-]+\.[\w-]+\.[\w-]*)")
 """Tokens of a hub, API keys, JSON Web Tokens."""
 _PARAMETER = re.compile(r"((?:password|passwd|token|secret|key|signature)[\w-]{0,40})=[^&\s]+", re.IGNORECASE)

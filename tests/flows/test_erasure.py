@@ -348,7 +348,8 @@ def test_the_store_of_a_version_that_is_not_believed_is_not_opened(retrained: Re
         client.create_model_version("planted", source="file:///nowhere", tags=tags)
     receipt = erase(retrained.log, user="anna", home=retrained.home, stores=[retrained.store])
     assert receipt is not None
-    assert (receipt.skipped, receipt.versions) == (("planted/1", "planted/2"), ())
+    skipped = tuple(f"the store of planted/{number}, which this home has not signed" for number in (1, 2))
+    assert (receipt.skipped, receipt.versions) == (skipped, ())
     assert [path.name for path in foreign.rglob("*") if path.is_file()] == ["0a.json"]
 
 
@@ -500,6 +501,19 @@ def test_a_store_that_is_gone_stops_nothing_else_and_its_remedy_is_named(retrain
     receipt = erase(retrained.log, user="anna", home=retrained.home)
     assert receipt is not None
     assert receipt.status == "complete"
+
+
+def test_a_folder_of_a_store_that_is_not_there_is_no_searched_store(retrained: Retrained, tmp_path: Path):
+    """A misspelt --store, a disk that is not mounted, and a home that does not exist."""
+    typo, unmounted = tmp_path / "typo", tmp_path / "disk"
+    remember_store(retrained.home, str(unmounted))
+    with pytest.raises(StorageError, match="there is no such folder") as caught:
+        erase(retrained.log, user="anna", home=retrained.home, stores=[str(typo)])
+    assert str(typo) in str(caught.value)
+    assert re.search(rf"the store {unmounted} was not searched.*remove \S+\.address", str(caught.value))
+    assert retrained.traces(retrained.conversations["anna"], *SECRETS) == set()
+    with pytest.raises(StorageError, match="is not a folder, so that no copies of the conversations were searched"):
+        erase(retrained.log, user="anna", home=tmp_path / "nohome")
 
 
 def test_a_place_that_fails_in_any_way_holds_up_no_other(retrained: Retrained, monkeypatch: pytest.MonkeyPatch):

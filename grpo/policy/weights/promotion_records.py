@@ -8,7 +8,8 @@ the two writes. If a record is not signed, was changed, or was copied from anoth
 trusted. Neither is one from another registry, or from a model of the same name that was deleted, because a record names
 the time at which the registered model was made. MLflow sets that time, and its API cannot change it. If a record is
 missing in the middle, that is an error. Removing the last records leaves no trace in the registry and would bring an
-earlier champion back, so each home keeps the highest number that it has seen.
+earlier champion back, so each home keeps the highest number that it has seen. If a model with promotions is deleted,
+the next run would have no champion to beat, so each home also keeps when the model was made.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class PromotionState(Document):
     """Champion and change records of a model at one moment."""
 
     model: str
+    created: int
+    """Time at which the model was registered, in milliseconds. A model that is deleted and made again has another."""
     champion: int | None
     """Version in service by the last signed record. None before the first record, or if the version was deleted."""
     history: tuple[ChampionChange, ...]
@@ -119,18 +122,24 @@ def promotion_state(client: MlflowClient, model: str) -> PromotionState:
 
 
 def registered_model(client: MlflowClient, model: str) -> RegisteredModel:
-    """Model with its tags and aliases. Raises `AddressError` if it is missing."""
+    """Model with its tags and aliases. Raises `AddressError` if it is missing, and `SignatureError` if it was deleted.
+
+    This home notices the deletion if it has seen a promotion of the model.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
-        return client.get_registered_model(model)
+        found = client.get_registered_model(model)
     except MlflowException as error:
         if is_absent(error):
+            _check_same(client.tracking_uri, model, None)
             raise AddressError(
                 f"no model {model} is registered. `grpo models` lists the registered ones. A run of `grpo train` "
                 "registers its model when it ends"
             ) from error
         raise
+    _check_same(client.tracking_uri, model, found.creation_timestamp)
+    return found
 
 
 def state_of(client: MlflowClient, model: RegisteredModel) -> PromotionState:
@@ -142,13 +151,18 @@ def state_of(client: MlflowClient, model: RegisteredModel) -> PromotionState:
             unsigned.append(_number(key))
         else:
             history.append(change)
-    _check_complete(client.tracking_uri, model.name, [change.number for change in history], unsigned)
+    _check_complete(model, [change.number for change in history], unsigned)
     alias = alias_of(model, CHAMPION)
     champion = history[-1].champion if history else None
     if champion is not None and champion != alias and not _exists(client, model.name, champion):
         champion = None
     return PromotionState(
-        model=model.name, champion=champion, history=tuple(history), alias=alias, unsigned=tuple(unsigned)
+        model=model.name,
+        created=model.creation_timestamp,
+        champion=champion,
+        history=tuple(history),
+        alias=alias,
+        unsigned=tuple(unsigned),
     )
 
 
@@ -211,18 +225,18 @@ def is_absent(error: Exception) -> bool:
     return code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and "not found" in text)
 
 
-def remember(tracking_uri: str, model: str, number: int, *, wait_s: float = -1) -> None:
-    """Keep the number of a record, so that its removal is noticed in this home.
+def remember(tracking_uri: str, model: str, created: int, number: int, *, wait_s: float = -1) -> None:
+    """Keep the number of a record, and when its model was made, so that this home notices if they are removed.
 
     Raises `StorageError` if the home may not be written, or if another process holds its lock for longer than `wait_s`
     seconds. With −1 this process waits without a limit.
     """
-    file = _seen_file(tracking_uri, model)
-    if number <= _seen(file):
-        return
-    with storage_errors(str(file)), file_lock(file.with_suffix(".lock")).acquire(timeout=wait_s):
-        if number > _seen(file):
-            write_atomically(file, f"{number}\n", mode=0o600)
+    for file, value in ((_made_file(tracking_uri, model), created), (_seen_file(model, created), number)):
+        if value <= _seen(file):
+            continue
+        with storage_errors(str(file)), file_lock(file.with_suffix(".lock")).acquire(timeout=wait_s):
+            if value > _seen(file):
+                write_atomically(file, f"{value}\n", mode=0o600)
 
 
 def _verified(model: RegisteredModel, key: str) -> ChampionChange | None:
@@ -237,25 +251,42 @@ def _verified(model: RegisteredModel, key: str) -> ChampionChange | None:
     return change if is_its_own and change.number == _number(key) else None
 
 
-def _check_complete(tracking_uri: str, model: str, signed: list[int], unsigned: list[int]) -> None:
+def _check_complete(model: RegisteredModel, signed: list[int], unsigned: list[int]) -> None:
     """Raise `SignatureError` if a record before the last one is missing, or the last one that this home has seen."""
     last, present = signed[-1] if signed else 0, {*signed, *unsigned}
     missing = next((number for number in range(1, last) if number not in present), None)
-    file = _seen_file(tracking_uri, model)
+    file = _seen_file(model.name, model.creation_timestamp)
     remedy = "Restore the tags of the model in MLflow"
     if missing is None and (seen := _seen(file)) > last:
         missing, remedy = seen, f"{remedy}, or remove {file} if an earlier state was restored on purpose"
     if missing is not None:
         raise SignatureError(
-            f"the record {record_key(missing)} of model {model} was removed or changed, so an earlier champion would "
-            f"come back. {remedy}"
+            f"the record {record_key(missing)} of model {model.name} was removed or changed, so an earlier champion "
+            f"would come back. {remedy}"
         )
 
 
-def _seen_file(tracking_uri: str, model: str) -> Path:
-    """File of the highest number seen. The name leaves out the path of the home's own registry: the home may move."""
+def _check_same(tracking_uri: str, model: str, created: int | None) -> None:
+    """Raise `SignatureError` if a model with promotions was deleted. `created` is None if there is none now."""
+    file = _made_file(tracking_uri, model)
+    if (seen := _seen(file)) and seen != created:
+        again = "" if created is None else " and made again"
+        raise SignatureError(
+            f"model {model} was deleted{again} in MLflow, with its promotions, so that a run would have no champion to "
+            f"beat. Restore MLflow's database from a backup, or remove {file} if the model was deleted on purpose"
+        )
+
+
+def _made_file(tracking_uri: str, model: str) -> Path:
+    """File of the time at which a model was made. It leaves out the path of the home's own registry, which may move."""
     registry = "" if tracking_uri == f"sqlite:///{home()}/mlflow.db" else tracking_uri
     digest = hashlib.sha256(f"{registry} {model} {key_name()}".encode()).hexdigest()[:20]
+    return home() / "services" / "promotions" / f"{digest}.made"
+
+
+def _seen_file(model: str, created: int) -> Path:
+    """File of the highest number seen. It is the same at each address of a registry, e.g. if the home is moved."""
+    digest = hashlib.sha256(f"{created} {model} {key_name()}".encode()).hexdigest()[:20]
     return home() / "services" / "promotions" / digest
 
 

@@ -36,6 +36,7 @@ class WatchedVersion:
 
     def __init__(self, models: Registry, address: str, *, follow_alias: bool = False) -> None:
         self.moved: str | None = None
+        self._seen: str | None = None
         self._failures = set[str]()
         self._models = models
         self._address = address
@@ -45,11 +46,20 @@ class WatchedVersion:
 
     def __call__(self, current: str) -> ServedModel | None:
         """Load the version at the address. None if it is `current`, the version that answers."""
+        self._seen = None
         version = self._version()
+        self._seen = version.address
         name = f"{version.name}/{version.version}"
         if name == current:
             return None
         return self._served(version)
+
+    def is_changed(self) -> bool:
+        """See `WatchesAlias`."""
+        try:
+            return self._version().address != self._seen
+        except (GRPOError, MlflowException, OSError):
+            return False
 
     def load_version(self, version: str) -> ServedModel:
         """See `LoadsVersions`. Another server has loaded the version, and its conversations may go on here as well."""
@@ -88,7 +98,7 @@ class WatchedVersion:
                 number = state.history[-1].number
                 self._write(
                     "the last promotion was not remembered",
-                    lambda: remember(models.tracking_uri, state.model, number, wait_s=_WAIT_S),
+                    lambda: remember(models.tracking_uri, state.model, state.created, number, wait_s=_WAIT_S),
                 )
                 if (champion := promoted_champion(models.client, state)) is not None:
                     return champion

@@ -48,6 +48,10 @@ class WatchesAlias(Protocol):
     moved: str | None
     """Sentence about an alias that names another version than the promoted one. None if it names the promoted one."""
 
+    def is_changed(self) -> bool:
+        """True if the address names another version than at the last call, e.g. after a rollback. Loads nothing."""
+        ...
+
 
 @runtime_checkable
 class LoadsVersions(Protocol):

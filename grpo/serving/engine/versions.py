@@ -296,7 +296,8 @@ class Versions:
         """Load each new version that `next_version` finds, given the one that answers, until cancelled.
 
         `next_version` is called on a thread. If it fails, the error is logged, the version that answers goes on, and
-        the next try comes later each time. A version is retried in the same way if its engine ends soon after the load.
+        the next try comes later each time, but at once if the address names another version, e.g. after a rollback. A
+        version is retried in the same way if its engine ends soon after the load.
 
         Raises the `GRPOError` of a first version that cannot be loaded, and `FirstVersionError` for other exceptions.
         """
@@ -306,6 +307,12 @@ class Versions:
                 self.failed_loads += 1
                 try_at = self._clock() + pause_s - every_s  # at once, unless the version before failed or was lost too
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+            if (
+                self._clock() < try_at
+                and isinstance(next_version, WatchesAlias)
+                and await asyncio.to_thread(next_version.is_changed)
+            ):
+                try_at, pause_s = self._clock(), every_s
             if self._clock() >= try_at:
                 current = self.current
                 try:

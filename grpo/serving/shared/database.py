@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -68,6 +69,13 @@ class SharedDatabase:
     def __init__(self, url: str) -> None:
         if not url.startswith(("postgresql://", "postgres://")):
             raise ConfigError(f"{VARIABLE}={masked(url)[:80]!r}: give postgresql://user:password@host:5432/name")
+        try:
+            urlsplit(url).port  # noqa: B018
+        except ValueError:  # without the error, which has a part of the password
+            raise ConfigError(
+                f"{VARIABLE}={masked(url)[:80]!r} is not a URL. If the password has one of / ? # [ ] @ : %, "
+                "percent-encode it, e.g. / as %2F"
+            ) from None
         self.pod = uuid4()
         """Id of this server."""
         self.away: str | None = "not connected yet"

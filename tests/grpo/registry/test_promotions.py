@@ -203,7 +203,7 @@ def test_a_change_killed_at_any_call_leaves_one_champion_and_is_applied_once_on_
     pytest.fail("it never ended")
 
 
-_CHAMPION_SET = 8
+_CHAMPION_SET = 10
 """Calls of a rollback up to the one that moves the alias `champion`."""
 
 
@@ -227,6 +227,25 @@ def test_a_retried_flow_run_does_not_roll_back_twice(registry: Registry):
     line.promote(put_version(registry, "put-back", "d", against="b"), reason="gates", by=BEN)
     assert line.rollback(reason="refunds twice", by=ANNA) == first
     assert serving(registry, "put-back") == (4, 2)
+
+
+def test_a_rollback_that_waited_for_another_one_goes_back_no_further(registry: Registry):
+    """Two people roll back version 3 at once: the second one is told that 2 is champion, and 1 does not answer."""
+    _three(registry, "at-once")
+
+    class Busy:
+        """Lock that another rollback has held."""
+
+        def __enter__(self) -> None:
+            registry.promotions("at-once").rollback(reason="refunds twice", by=ANNA)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    late = PromotionLog(registry.client, "at-once", Busy())
+    with pytest.raises(RegistryError, match="made at the same time: version 2 is champion now"):
+        late.rollback(reason="rude", by=BEN)
+    assert serving(registry, "at-once") == (2, 1)
 
 
 def test_rollback_replaces_a_deleted_champion_by_the_version_before_it(registry: Registry):

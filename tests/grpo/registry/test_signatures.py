@@ -378,7 +378,7 @@ def test_signed_versions_do_not_enter_service_under_numbers_of_others(registry: 
         )
     for tag, value in records.items():
         registry.client.set_registered_model_tag("replayed", tag, value)
-    with pytest.raises(SignatureError, match=r"the record promotion.0002 of model replayed was removed or changed"):
+    with pytest.raises(SignatureError, match=r"model replayed was deleted and made again in MLflow"):
         registry.champion("replayed")
 
 
@@ -497,12 +497,41 @@ def test_a_moved_home_remembers_the_promotions_that_it_has_seen(tmp_path: Path, 
         moved.promotions("moving").state()
 
 
+def test_a_home_remembers_promotions_at_each_address_of_its_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also if the registry is opened over a server, whose address is another one. Here it is another path."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path))
+    models = Registry(f"sqlite:///{tmp_path}/mlflow.db", artifact_root=f"file://{tmp_path}/mlartifacts")
+    _two(models, "twice")
+    models.client.delete_registered_model_tag("twice", record_key(2))
+    (tmp_path / "other").symlink_to(tmp_path)
+    elsewhere = Registry(f"sqlite:///{tmp_path}/other/mlflow.db")
+    with pytest.raises(SignatureError, match=r"the record promotion\.0002 of model twice was removed"):
+        elsewhere.promotions("twice").state()
+
+
+def test_the_deletion_of_a_model_with_promotions_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Before the next run trains, and after somebody has made it again. If it was on purpose, a file is removed."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path))
+    models = Registry(f"sqlite:///{tmp_path}/mlflow.db", artifact_root=f"file://{tmp_path}/mlartifacts")
+    _two(models, "again")
+    models.client.delete_registered_model("again")
+    with pytest.raises(SignatureError, match="model again was deleted in MLflow, with its promotions") as caught:
+        models.champion("again")
+    models.client.create_registered_model("again")
+    with pytest.raises(SignatureError, match="model again was deleted and made again in MLflow"):
+        models.champion("again")
+    Path(str(caught.value).partition("or remove ")[2].partition(" if ")[0]).unlink()
+    assert models.champion("again") is None
+    _two(models, "again")
+    assert [change.number for change in models.promotions("again").history()] == [1, 2]
+
+
 def test_a_damaged_memory_of_promotions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It was cut off in a backup, so nobody can say whether MLflow has all promotions."""
     monkeypatch.setenv("GRPO_HOME", str(tmp_path))
     models = Registry(f"sqlite:///{tmp_path}/mlflow.db", artifact_root=f"file://{tmp_path}/mlartifacts")
     _two(models, "cut")
-    (memory,) = (path for path in (tmp_path / "services" / "promotions").iterdir() if path.suffix != ".lock")
+    (memory,) = (path for path in (tmp_path / "services" / "promotions").iterdir() if not path.suffix)
     memory.write_text("")
     with pytest.raises(SignatureError, match=f"the record {memory} .* is damaged. Restore it from a backup, or remove"):
         models.promotions("cut").state()

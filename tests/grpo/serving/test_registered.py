@@ -174,6 +174,24 @@ def test_a_server_logs_that_the_champion_was_deleted(home: Path, tiny_folder: Pa
     assert f"was moved by hand to version {other.version}, and the version that was promoted was deleted" in caplog.text
 
 
+def test_a_look_up_notices_that_the_champion_was_replaced(home: Path, tiny_folder: Path):
+    """By a rollback after the champion was deleted. A deleted champion by itself is no other version to load."""
+    models, first = registry(), registered(home, tiny_folder)
+    tags = models.client.get_model_version(first.name, str(first.version)).tags
+    models.client.create_model_version(first.name, source=first.source, run_id=first.run_id, tags=tags)
+    for version in (1, 2):
+        put_into_service(models, first.name, version)
+    source = WatchedVersion(models, f"models:/{first.name}@champion")
+    assert source(f"{first.name}/2") is None
+    assert not source.is_changed()
+    models.client.delete_model_version(first.name, "2")
+    with pytest.raises(RegistryError, match="because the version was deleted"):
+        source(f"{first.name}/2")
+    assert not source.is_changed()
+    models.promotions(first.name).rollback(reason="it was deleted", by=ANNA)
+    assert source.is_changed()
+
+
 def test_a_server_notices_that_the_last_promotion_was_removed(home: Path, tiny_folder: Path):
     """After a rollback somebody removes its record and moves the alias back: the version before stays out."""
     models, first = registry(), registered(home, tiny_folder)

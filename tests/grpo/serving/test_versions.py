@@ -63,6 +63,48 @@ def test_a_version_that_dies_again_and_again_is_loaded_later_each_time(monkeypat
     assert answering == {"clerk/1", "clerk/2"}
 
 
+def test_a_failed_version_does_not_hold_up_the_one_that_replaces_it(monkeypatch: pytest.MonkeyPatch):
+    """Version 2 cannot be loaded, so that it is tried later each time. After a rollback, 3 is loaded at once."""
+    now, tries = [0.0], list[float]()
+    pause = asyncio.sleep
+
+    class Source:
+        """Look-up of a registry."""
+
+        moved: str | None = None
+
+        def __call__(self, current: str) -> ServedModel | None:
+            if not current:
+                return _served(1)
+            tries.append(now[0])
+            if now[0] < 100:
+                raise PolicyError("the checkpoint is damaged")
+            return _served(3) if current != "clerk/3" else None
+
+        def is_changed(self) -> bool:
+            return 100 <= now[0] < 105
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        await pause(0)
+
+    monkeypatch.setattr(Versions, "_pause", lambda _, seconds: sleep(seconds))
+    watched = Versions(EngineSettings(), clock=lambda: now[0])
+
+    async def run() -> str | None:
+        watcher = asyncio.create_task(watched.watch(Source(), every_s=5.0))
+        while now[0] < 130:
+            await pause(0.001)
+        answering = watched.current.served.version if watched.current else None
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+        await watched.close()
+        return answering
+
+    assert asyncio.run(run()) == "clerk/3"
+    assert tries[:5] == [5, 15, 35, 75, 100]
+
+
 class _Loaded(ProcessPolicy):
     """A policy of which only the memory counts."""
 

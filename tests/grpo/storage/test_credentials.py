@@ -23,6 +23,10 @@ from grpo.storage.credentials import mask_errors, masked, refuse_credentials, wi
         ("models:/support-desk@champion at http://host:5000", "models:/support-desk@champion at http://host:5000"),
         ("key sk-grpo-Eut9ecarzNpDS7ijHK6x4kIp, desk-00293", "key ***, desk-00293"),
         ("Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0.c2ln!", "Bearer ***!"),
+        ("postgresql://u:Hunt/er16@h:1/db", "postgresql://u:***@h:1/db"),
+        ("http://u:a/b/c@h/x,http://d@e", "http://u:***@e"),
+        ('{"a":"http://u:p@h/x","b":"c@d"}', '{"a":"http://u:***@h/x","b":"c@d"}'),
+        ("openai+http://h:8000/v1#org/m@v1", "openai+http://h:8000/v1#org/m@v1"),
         ("no login for postgresql://a:b@c and http://d:e@f", "no login for postgresql://a:***@c and http://d:***@f"),
     ],
 )
@@ -40,6 +44,7 @@ def test_a_password_is_masked_without_its_address():
 def test_a_login_leaves_its_address():
     """Decoded, as packages take user and password; an address without a password stays as it is."""
     assert without_login("http://me:p%40ss@host:5000/x") == ("http://host:5000/x", ("me", "p@ss"))
+    assert without_login("http://me:p/ss@host:5000") == ("http://host:5000", ("me", "p/ss"))
     assert without_login("http://me@host/x") == ("http://me@host/x", None)
     assert without_login("sqlite:///runs/mlflow.db") == ("sqlite:///runs/mlflow.db", None)
 

@@ -95,8 +95,12 @@ class Outcome:
                 f"outcome with success {self.success} and unjudged parts {list(self.unjudged)}. "
                 "Success is None if a part is not judged, or if there is a state and nothing is verified"
             )
-        if self.reward is not None and not math.isfinite(self.reward):
-            raise OutcomeError(f"the environment's reward is {self.reward}. Return a finite number, or None")
+        if self.reward is not None:
+            is_text = isinstance(self.reward, (str, bytes)) or not hasattr(self.reward, "__float__")
+            reward = math.nan if is_text else float(self.reward)
+            if not math.isfinite(reward):
+                raise OutcomeError(f"the environment's reward is {self.reward!r:.200}. Return a finite number, or None")
+            object.__setattr__(self, "reward", reward)  # of NumPy and torch, which a table does not take
 
     @classmethod
     def of(

@@ -71,7 +71,7 @@ from grpo_tasks.promote import promote
 from grpo_tasks.register import register
 from grpo_tasks.registry import registry
 from grpo_tasks.report import report, shown_conversations
-from grpo_tasks.run_checkpoints import RunCheckpoints
+from grpo_tasks.run_checkpoints import RunCheckpoints, name_in_use
 from grpo_tasks.run_page import iteration_progress
 from grpo_tasks.score import ScoreResult
 from grpo_tasks.write_served import with_written_data
@@ -111,7 +111,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
     """
     started_at = settings.started_at()
     config = preflight.check(apply_overrides(config, overrides))
-    with run_executor(config.rollout, config.compute) as executor:
+    with name_in_use(config), run_executor(config.rollout, config.compute) as executor:
         config = with_written_data(config)
         run = RunInputs.of(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)

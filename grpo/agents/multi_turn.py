@@ -153,7 +153,10 @@ class MultiTurnAgent(Agent):
         reset_token = current_transcript.set(transcript)
         try:
             if last["role"] == "user":
-                text = await self.process_turn(history, last["content"], context)
+                turn = self.process_turn(history, last["content"], context)
+                if not inspect.isawaitable(turn):
+                    raise TypeError(f"process_turn returned {shown(turn)}. Write it with `async def`")
+                text = await turn
             else:
                 text = await self._call_generate_response([*history, last], context)
         finally:
@@ -257,7 +260,11 @@ class MultiTurnAgent(Agent):
     ) -> list[Message]:
         """Prompt of the policy: one system message, unless it would be empty, then the conversation."""
         if transcript.instructions is None:
-            transcript.instructions = "\n\n".join(filter(None, self.instructions(messages, context or {})))
+            returned = self.instructions(messages, context or {})
+            paragraphs = [*filter(None, returned)] if not isinstance(returned, str) and returned is not None else [None]
+            if not all(isinstance(text, str) for text in paragraphs):
+                raise TypeError(f"instructions returned {shown(returned)}. Return a list of texts, one per paragraph")
+            transcript.instructions = "\n\n".join(paragraphs)
         given = messages[0].content if messages[0].role == "system" else ""
         rest = messages[1:] if messages[0].role == "system" else messages
         prompt = "\n\n".join(filter(None, (transcript.instructions, given)))

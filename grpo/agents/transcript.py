@@ -312,7 +312,13 @@ class TokenTranscript:
         return new, lambda: [*added, *renderer.build_continuation(raw, new, ended_by=ended_by)]
 
     def _append_prompt(self, new: Sequence[Message], ids: Sequence[int]) -> None:
-        """Record the tokens of the new messages. The last message gets the whole span, the others an empty one."""
+        """Record the tokens of the new messages. The last message gets the whole span, the others an empty one.
+
+        Raises `PolicyError` if the renderer returned anything but token ids.
+        """
+        if not isinstance(ids, Sequence) or not ids or not all(isinstance(token, int) and token >= 0 for token in ids):
+            name = type(self.renderer).__name__
+            raise PolicyError(f"the renderer {name} returned {ids!r:.80} for a prompt. Return a list of token ids")
         self._remember_shown(new)
         self._length_limited = self._unended = False
         start, stop = len(self.ids), len(self.ids) + len(ids)

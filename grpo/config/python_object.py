@@ -19,7 +19,7 @@ _OBJECT_NAME = rf"^[A-Za-z_][\w-]*$|^{_DOTTED}:{_DOTTED}$"
 
 def _object_name(name: str) -> str:
     """The name itself. Raises `ValueError` with the name to write if it is the place of an object in another form."""
-    if re.match(_OBJECT_NAME, name):
+    if re.match(_OBJECT_NAME, name) and not name.partition(":")[0].endswith(".py"):
         return name
     module, _, inner = name.rpartition(":") if ":" in name else name.rpartition(".")
     meant = f"{re.sub(r'[.]py$', '', module.strip()).replace('/', '.')}:{inner.strip()}"

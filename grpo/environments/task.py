@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo.agents.tools import FunctionFailed, ToolError, call_function
 from grpo.environments.conversation import TurnReward, is_verified
-from grpo.environments.environment import Environment, EnvironmentState
+from grpo.environments.environment import Environment, EnvironmentState, as_flag
 from grpo.environments.scenario_sampler import ScenarioLike
 from grpo.environments.tool_calling import (
     ToolCallingEnvironment,
@@ -21,12 +21,13 @@ from grpo.environments.tool_calling import (
 )
 from grpo.environments.users.user import User
 from grpo.environments.world import Function, State, World, describe_function
-from grpo.errors import ConfigError, DataError
+from grpo.errors import ConfigError, DataError, OutcomeError
 from grpo.messages import Tool, ToolCall
 from grpo.scenario import Scenario
 from grpo.strict_json import encode
 from grpo.tools import argument_error
 from grpo.trajectories import Outcome
+from grpo.user_failures import shown
 
 Criterion = Callable[[Mapping[str, Any]], bool]
 """Predicate on the state of the world."""
@@ -79,7 +80,8 @@ class TaskEnvironment(ToolCallingEnvironment):
             raise ConfigError("a task needs tools: pass either functions or worlds")
         self.criteria = dict(criteria or {})
         self.tools = tuple(map(describe_function, functions))
-        self._worlds = tuple(worlds) or (World(functions={function.__name__: function for function in functions}),)
+        named = {describe_function(function).name: function for function in functions}
+        self._worlds = tuple(worlds) or (World(functions=named),)
         self._worlds_of = {
             name: tuple(world for world in self._worlds if name in world.functions)
             for world in self._worlds
@@ -111,7 +113,20 @@ class TaskEnvironment(ToolCallingEnvironment):
         return {name: value for name, value in parts.items() if name not in ("results", "expected")}
 
     def _is_complete(self, state: EnvironmentState) -> bool:
-        return bool(self.criteria) and all(holds(state.world) for holds in self.criteria.values())
+        return bool(self.criteria) and all(self._criteria_of(state).values())
+
+    def _criteria_of(self, state: EnvironmentState) -> dict[str, bool]:
+        """Results of the criteria, which get a copy of the world. Raises `OutcomeError` for any other result."""
+        results = {}
+        for name, holds in self.criteria.items():
+            result = holds(copy.deepcopy(dict(state.world)))
+            flag = False if result is None else as_flag(result)
+            if flag is None:
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise OutcomeError(f"criterion {name} returned {shown(result)}. Return True or False")
+            results[name] = flag
+        return results
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
         """True if there are criteria, or if each part of the scenario's success is verified here or by a judge."""
@@ -127,8 +142,7 @@ class TaskEnvironment(ToolCallingEnvironment):
     def verify(self, state: EnvironmentState) -> Outcome:
         """Compare the final state with the criteria, or with the scenario's expectations."""
         if self.criteria:
-            checks = {name: bool(holds(state.world)) for name, holds in self.criteria.items()}
-            return Outcome.of(checks, state=_compared_state(state.world))
+            return Outcome.of(self._criteria_of(state), state=_compared_state(state.world))
         target: _Target = state.metadata["expected"]
         expected, world, checks = state.scenario.expected, _compared_state(state.world), {}
         if "DB" in expected.basis:

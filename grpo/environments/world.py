@@ -42,7 +42,14 @@ def describe_function(function: Function) -> Tool:
             f"a tool is a {type(function).__name__}, not a function. Give functions (state, arguments…) that return "
             "the state and the result. A tool of another library is called inside such a function"
         )
-    state, *parameters = inspect.signature(function).parameters.values()
+    if not hasattr(function, "__name__"):
+        raise ConfigError(
+            f"a tool is a {type(function).__name__} without a name, by which the model calls it. Write a function that "
+            "calls it"
+        )
+    if not (parameters := list(inspect.signature(function).parameters.values())):
+        raise ConfigError(f"tool {function.__name__} takes no argument for the state. Write it as (state, arguments…)")
+    state = parameters.pop(0)
     bare = next((parameter.name for parameter in parameters if parameter.annotation is parameter.empty), None)
     if bare is not None:
         raise ConfigError(f"tool {function.__name__}: argument {bare} has no annotation; the model must know its type")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import singledispatch
 from typing import Literal
 
@@ -294,7 +295,8 @@ def own(settings: PythonGate, evidence: Evidence) -> GateCheck:
     """Call a gate of the user's own. Raises `ConfigError` if it raises or does not return a `GateCheck`."""
     judge = bind(settings.reference, settings.options)
     with user_code(f"gate {settings.reference}", remedy="Correct it", error=ConfigError):
-        result = judge(evidence)
+        # with lists of its own, because later gates judge by the same episodes
+        result = judge(replace(evidence, champion=[*evidence.champion], candidate=[*evidence.candidate]))
     if inspect.iscoroutine(result):
         result.close()
     if not isinstance(result, GateCheck):

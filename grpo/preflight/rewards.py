@@ -11,8 +11,17 @@ from grpo.preflight.facts import Facts
 from grpo.rewards.catalog import make_composite_reward, make_reward
 from grpo.rewards.hacking.check import check_rewards
 from grpo.rewards.judge.ruler import RulerReward
-from grpo.rewards.reward import Episode, RewardFunction, check_columns, checked_results, errors_at, reward_code
+from grpo.rewards.reward import (
+    Episode,
+    RewardFunction,
+    RewardResult,
+    check_columns,
+    checked_results,
+    errors_at,
+    reward_code,
+)
 from grpo.scenarios.columns import missing_columns
+from grpo.strict_json import encode
 
 
 def made(facts: Facts) -> Iterator[Exception]:
@@ -67,7 +76,9 @@ def scored(facts: Facts) -> Iterator[Exception]:
 
 async def _score(reward: RewardFunction, episode: Episode, name: str) -> None:
     with errors_at(f"scenario {episode.context.scenario_id}, with a scripted reply"), reward_code(name):
-        checked_results(await reward.compute_group([episode]), [episode], name)
+        for result in checked_results(await reward.compute_group([episode]), [episode], name):
+            if isinstance(result, RewardResult):
+                encode(dict(result.metadata))  # what the run would leave out as unscored
 
 
 def _name(component: RewardComponent) -> str:

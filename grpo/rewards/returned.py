@@ -23,6 +23,8 @@ def as_number(value: Any) -> float | None:
     """
     if getattr(value, "shape", ()) != () or (isinstance(value, Complex) and not isinstance(value, Real)):
         return None
+    if isinstance(value, (str, bytes)) or getattr(getattr(value, "dtype", None), "kind", "") in ("U", "S"):
+        return None  # a text of NumPy has `__float__`
     if not hasattr(value, "__float__"):
         return None
     detached = value.detach() if hasattr(value, "detach") else value  # torch warns of a gradient that is lost

@@ -114,8 +114,10 @@ class RewardResult:
         breakdown = {
             name: number for name, part in parts.items() if is_text(name) and (number := as_number(part)) is not None
         }
-        if len(breakdown) < len(parts):
-            raise RewardError(f"the breakdown of a reward is {shown(self.breakdown)}. Give a dict of numbers by name")
+        if len(breakdown) < len(parts) or not all(map(math.isfinite, breakdown.values())):
+            raise RewardError(
+                f"the breakdown of a reward is {shown(self.breakdown)}. Give a dict of finite numbers by name"
+            )
         turn_scores = as_numbers(self.turn_scores)
         if turn_scores is None or not all(map(math.isfinite, turn_scores)):
             raise RewardError(

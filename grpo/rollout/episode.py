@@ -224,7 +224,9 @@ class _Episode:
                 self.rewards.append(finite_reward(result.reward))
             if result.terminated or result.truncated:
                 return result.state, (), "terminated" if result.terminated else "turn_limit"
-            assert result.response is not None, "step returned neither a response nor an end"
+            if result.response is None or result.state.done:
+                what = "a state that is done" if result.state.done else "no response"
+                raise TypeError(f"step returned {what}, and neither terminated=True nor truncated=True in StepResult")
             check_message(result.response, "a step's response")
             return result.state, (result.response,), None
 

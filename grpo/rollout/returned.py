@@ -55,7 +55,7 @@ def check_outcome(outcome: Outcome) -> None:
 
 def finite_reward(reward: object) -> float:
     """Convert the reward of a step to a float. Raises `TypeError` or `ValueError` if nothing can be learned from it."""
-    if isinstance(reward, str):
+    if isinstance(reward, (str, bytes)):
         raise TypeError("the reward of a step is a text. Return a finite number, or None")
     number = float(reward)  # type: ignore[arg-type]
     if not math.isfinite(number):

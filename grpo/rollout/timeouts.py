@@ -7,6 +7,7 @@ that awaits can be cancelled. If a tool blocks the thread, it delays every episo
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -74,6 +75,8 @@ def _now() -> float:
 
 async def _until(end: float, awaitable: Awaitable[T], message: str) -> T:
     """Await until a time of the event loop. A `TimeoutError` of the awaitable itself passes through unchanged."""
+    if not inspect.isawaitable(awaitable):
+        raise TypeError(f"{awaitable!r:.80} was returned by a method that is not async. Write it with `async def`")
     limit = asyncio.timeout_at(end)
     try:
         async with limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -43,6 +44,30 @@ def scratch_path(parent: Path) -> Iterator[Path]:
         finally:
             remove(place)
             remove(Path(lock.lock_file))
+
+
+@contextmanager
+def same_use(folder: Path, use: str) -> Iterator[bool]:
+    """Use something together with all processes that use it in the same way, as long as the block runs.
+
+    Yields False if a process uses it in another way. `folder` keeps a file for each way.
+    """
+    with storage_errors(str(folder)), file_lock(folder / f"all{_LOCK}"):
+        own = (folder / use).open("ab")
+        is_free = True
+        for other in sorted(folder.iterdir()):
+            if other.name not in (use, f"all{_LOCK}"):
+                with other.open("ab") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        is_free = False
+                    else:
+                        other.unlink()
+        if is_free:
+            fcntl.flock(own, fcntl.LOCK_SH)
+    with own:
+        yield is_free
 
 
 def remove(path: Path) -> None:

@@ -1,10 +1,20 @@
-"""Retention of a run's checkpoints: the newest are kept, and older ones are removed while the run goes on."""
+"""Retention of a run's checkpoints: the newest are kept, and older ones are removed while the run goes on.
+
+The checkpoints belong to the name of the run, so that only one config of a name is trained at a time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
+from grpo.errors import ConfigError
+from grpo.identity.cache_identity import short_digest
 from grpo.registry.retention import REGISTERED, Retention, run_owner
+from grpo.storage.home import home
+from grpo.storage.locks import same_use
 from grpo_tasks.execution.retries import patient
 from grpo_tasks.load_base import Checkpoint
 from grpo_tasks.registry import registry
@@ -58,3 +68,19 @@ class RunCheckpoints:
     def _release(self, checkpoint: Artifact) -> None:
         if self._retention.release(checkpoint, self._keeper) and checkpoint not in self.removed:
             self.removed.append(checkpoint)
+
+
+@contextmanager
+def name_in_use(config: PipelineConfig) -> Iterator[None]:
+    """Refuse a run if another config of its name is being trained in this home.
+
+    Both would write the report of that name, and the first to end would release the checkpoints of the other one. Runs
+    of one config share their results, so that they may run at once.
+    """
+    with same_use(home() / "services" / "runs" / config.name, short_digest(config.model_dump(mode="json"))) as is_free:
+        if not is_free:
+            raise ConfigError(
+                f"a run named {config.name} with other settings is in progress in {home()}. Wait until it has ended, "
+                "or give this run another name, e.g. by --set name=NAME"
+            )
+        yield

@@ -13,6 +13,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, PolicyError, RegistryError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument, StageTiming
+from grpo.storage.locks import same_use
 from grpo_tasks.registry import registry
 from tests.doubles import changed, short_run, with_a_conversation
 from tests.grpo.registry.making import ANNA, put_version
@@ -302,6 +303,15 @@ def test_two_runs_of_one_config_at_once_do_not_harm_each_other(module_config: An
     assert found[0].lineage == found[1].lineage
     assert found[0].decision == found[1].decision
     assert len(registry().client.search_model_versions("name = 'twins'")) == 1
+
+
+def test_a_run_with_the_name_of_another_one_in_progress_is_refused(module_config: Any, home: Path):
+    """Otherwise the first to end would remove the checkpoints of the other one, and replace its report."""
+    with same_use(home / "services" / "runs" / "busy", "another config") as is_free:
+        assert is_free
+        with pytest.raises(ConfigError, match="a run named busy with other settings is in progress"):
+            run(module_config, home, name="busy")
+    assert not (home / "busy").exists()
 
 
 FLAKY = """

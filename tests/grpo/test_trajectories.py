@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
@@ -131,3 +133,10 @@ def test_the_reward_of_an_environment_is_finite():
     assert Outcome(success=None, state={"x": 1}, reward=0.5).reward == 0.5
     with pytest.raises(DataError, match="the environment's reward is nan"):
         Outcome(success=None, state={"x": 1}, reward=float("nan"))
+    reward: Any
+    for reward in (np.float32(0.5), torch.tensor(0.5), Decimal("0.5")):
+        stored = Outcome(success=None, state={"x": 1}, reward=reward).reward
+        assert (stored, type(stored)) == (0.5, float)
+    for reward in ("0.5", b"0.5", [0.5]):
+        with pytest.raises(DataError, match=r"the environment's reward is .*Return a finite number"):
+            Outcome(success=None, state={"x": 1}, reward=reward)

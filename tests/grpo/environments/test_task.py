@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo.agents.tools import ToolError
@@ -15,7 +16,7 @@ from grpo.environments.catalog import load_worlds, make_environment
 from grpo.environments.environment import StepResult
 from grpo.environments.task import TaskEnvironment
 from grpo.environments.world import describe_function
-from grpo.errors import ConfigError, DataError
+from grpo.errors import ConfigError, DataError, OutcomeError
 from grpo.messages import Message, ToolCall
 from grpo.renderers.reply_format import HERMES
 from grpo.scenario import Expected, Scenario
@@ -74,6 +75,41 @@ def test_criteria_on_the_state_end_the_episode_with_success():
     result = asyncio.run(_play(_desk(criteria=IS_CANCELLED), ORDER, [_call("cancel", order="1")]))
     assert (result.terminated, result.truncated, result.state.done) == (True, False, True)
     assert _desk(criteria=IS_CANCELLED).verify(result.state).success
+
+
+async def _later(state: State) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("criterion", "shown"),
+    [
+        pytest.param(_later, "coroutine", id="a coroutine"),
+        pytest.param(lambda state: (order == "sent" for order in state["orders"]), "generator", id="without any()"),
+        pytest.param(lambda state: "False", "str", id="a text"),
+        pytest.param(lambda state: float("nan"), "nan", id="NaN"),
+        pytest.param(lambda state: state["orders"], "dict", id="what it looked at"),
+    ],
+)
+def test_a_criterion_is_true_or_false(criterion: Any, shown: str):
+    """Python takes each of these for true, so that every episode would be a success."""
+    desk = _desk(criteria={"cancelled": criterion})
+    with pytest.raises(OutcomeError, match=rf"criterion cancelled returned .*{shown}.*Return True or False"):
+        _outcome(desk, ORDER, _reply("Done."))
+
+
+def test_a_criterion_may_be_of_numpy_and_none_is_false():
+    """NumPy's truth values, and what `get` returns for a missing key."""
+    for result, expected in ((np.bool_(True), True), (None, False), (0, False)):
+        desk = _desk(criteria={"cancelled": lambda state, result=result: result})
+        assert _outcome(desk, ORDER, _reply("Done.")).success is expected
+
+
+def test_a_criterion_cannot_change_the_world():
+    def criterion(state: State) -> bool:
+        return state.pop("orders") is None
+
+    assert _outcome(_desk(criteria={"x": criterion}), ORDER, _reply("Done."), _reply("Bye.")).state == ORDER.world
 
 
 def test_a_claim_does_not_complete_a_task():

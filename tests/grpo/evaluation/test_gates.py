@@ -423,6 +423,10 @@ def fails(evidence):
 def no_value(evidence):
     return GateCheck(name="x", value=None, relation=">", bound=0.5, passed=True, meaning="nothing was measured")
 
+def forgets_failures(evidence):
+    evidence.candidate[:] = [t for t in evidence.candidate if t.outcome.success]
+    return GateCheck.of("x", 1.0, ">=", 0.0, "forgotten")
+
 def against_its_value(evidence):
     return GateCheck(name="x", value=0.4, relation=">", bound=0.5, passed=True, meaning="too low")
 """
@@ -460,6 +464,13 @@ def test_a_gate_of_ones_own_that_gives_no_check_is_refused(own_gates: None):
         check(_own("fails"), CLEAR)
     with pytest.raises(ConfigError, match=r"own_gates:no_apology has no option 'wrod'\. It takes word, max_share"):
         check(_own("no_apology", wrod="x"), CLEAR)
+
+
+def test_a_gate_of_ones_own_does_not_change_what_later_gates_see(own_gates: None):
+    """It removes the failed episodes from its list, and a scenario that must succeed has failed."""
+    evidence = _evidence(_side("1111"), _side("1110"))
+    decision = gate(evidence, (_own("forgets_failures"), MustPassGate(scenarios=tuple("0123"))))
+    assert decision.verdict == "refuse"
 
 
 @pytest.mark.parametrize("name", ["no_value", "against_its_value"])

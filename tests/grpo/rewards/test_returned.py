@@ -82,14 +82,29 @@ def test_a_number_of_any_library_is_a_score(value: Any, number: float):
 
 
 @pytest.mark.parametrize(
-    "value", [None, "0.5", np.array([0.5]), torch.tensor([[0.5]]), 1j, np.complex128(1), {"score": 1}, float]
+    "value",
+    [
+        None,
+        "0.5",
+        np.str_("0.5"),
+        np.array("0.5"),
+        b"0.5",
+        np.array([0.5]),
+        torch.tensor([[0.5]]),
+        1j,
+        np.complex128(1),
+        {"score": 1},
+        float,
+    ],
 )
 def test_what_is_not_one_number_is_none(value: Any):
     """An array with one entry may be a list with one turn."""
     assert as_number(value) is None
 
 
-@pytest.mark.parametrize("breakdown", [{1: 0.5}, {"\ud83d": 0.5}, {"part": "x"}, [("part", 0.5)]])
+@pytest.mark.parametrize(
+    "breakdown", [{1: 0.5}, {"part": float("nan")}, {"\ud83d": 0.5}, {"part": "x"}, [("part", 0.5)]]
+)
 def test_a_breakdown_that_no_table_can_hold_is_one_sentence(breakdown: Any):
     """Names are texts of UTF-8, and parts are numbers; otherwise writing the scores would end the stage."""
     with pytest.raises(RewardError, match=r"scenario s: sample 0: the breakdown of a reward is .*Give a dict"):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
@@ -20,7 +21,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.environments.task import TaskEnvironment
 from grpo.environments.users.user import ScriptedUser, UserTurn
-from grpo.errors import BudgetError, ConfigError, GRPOError, RewardError
+from grpo.errors import BudgetError, ConfigError, GRPOError, PolicyError, RewardError
 from grpo.messages import Message
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import load
@@ -224,6 +225,46 @@ def test_an_exception_of_a_turn_costs_its_episode_at_most(tokenizer: Any, seam: 
         assert "test_seams.py:" in trajectory.error
     for trajectory in trajectories:
         assert all(message.content.encode() is not None for message in trajectory.messages)
+
+
+class OddRenderer(TrappedRenderer):
+    """Returns what is no prompt."""
+
+    prompt: Any = None
+
+    def build_prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self.prompt  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("prompt", [None, [], [-1], [0.5], "text", np.array([1, 2])])
+def test_a_renderer_returns_token_ids(tokenizer: Any, prompt: Any, monkeypatch: pytest.MonkeyPatch):
+    """Otherwise torch would raise an error that names neither the renderer nor its value."""
+    monkeypatch.setattr(f"{__name__}.TrappedRenderer", OddRenderer)
+    monkeypatch.setattr(OddRenderer, "prompt", prompt)
+    with pytest.raises(PolicyError, match=r"the renderer OddRenderer returned .* Return a list of token ids"):
+        _collect(Trap("", KeyError), tokenizer, error_budget=1.0)
+
+
+class OddAgent(TrappedAgent):
+    """Overrides hooks in ways that people do by mistake."""
+
+    def instructions(self, messages: Sequence[Message], context: Any) -> Any:
+        return "Be brief."
+
+
+def test_instructions_are_a_list_of_paragraphs(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+    """A text would become one paragraph for each character, and would be trained on."""
+    monkeypatch.setattr(f"{__name__}.TrappedAgent", OddAgent)
+    trajectories = _collect(Trap("", KeyError), tokenizer, error_budget=1.0)
+    errors = [str(trajectory.error) for trajectory in trajectories]
+    assert all("instructions returned" in error and "Return a list of texts" in error for error in errors), errors
+
+
+@pytest.mark.parametrize(("owner", "method"), [("TrappedAgent", "process_turn"), ("TrappedEnvironment", "step")])
+def test_a_hook_without_async_is_named(tokenizer: Any, owner: str, method: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(f"{__name__}.{owner}.{method}", lambda *_, **__: "Hello.")
+    trajectories = _collect(Trap("", KeyError), tokenizer, error_budget=1.0)
+    assert all("Write it with `async def`" in str(trajectory.error) for trajectory in trajectories)
 
 
 @pytest.mark.parametrize("kind", EXCEPTIONS)

@@ -14,6 +14,7 @@ from grpo.preflight.faults import EXPECTED, Fault, raise_faults
 from grpo.preflight.outcomes import gate_metric
 from grpo.preflight.passed import has_passed, identity_of, recently_passed
 from grpo.preflight.table import SERVERS, Check, Depth, Purpose
+from grpo.reads.recording import recorded_reads
 from grpo.registry import Registry
 from grpo.scenarios.sources import SOURCES
 
@@ -77,7 +78,7 @@ def find_faults(
     passed = recently_passed(identity := identity_of(config, purpose=purpose, whole=whole))
     faults: list[Fault] = []
     messages: set[str] = set()
-    with Facts(config, whole=whole, registry=registry) as facts:
+    with recorded_reads() as reads, Facts(config, whole=whole, registry=registry) as facts:
 
         def add(name: str, error: Exception) -> None:
             if str(error) not in messages:
@@ -97,6 +98,7 @@ def find_faults(
                     add(entry.name, error)
             except EXPECTED as error:
                 add(entry.name, error)
+        reads.remember()  # a stage in this process does not see what the user's functions have read only here
         if faults:
             return Checked(faults=tuple(faults), config=None)
         metric = None

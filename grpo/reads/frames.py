@@ -30,6 +30,8 @@ class Reader:
     """Modules of the user's that are imported at this moment."""
     in_project: bool
     """True if a frame is this project's."""
+    callers: tuple[str, ...] = ()
+    """Modules of the user's whose functions are in the stack."""
 
 
 def claim(module: str) -> None:
@@ -43,6 +45,7 @@ def reader() -> Reader:
     """Walk the stack outwards up to the first frame of this project, and skip the frames of this package."""
     frame = sys._getframe(1)
     modules: list[str] = []
+    callers: list[str] = []
     is_user = in_project = False
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
@@ -55,10 +58,10 @@ def reader() -> Reader:
             break
         if whose == "user":
             is_user = True
-            if is_import and module != "__main__":
-                modules.append(module)
+            if module != "__main__":
+                (modules if is_import else callers).append(module)
         frame = frame.f_back  # type: ignore[assignment]
-    return Reader(is_user, tuple(modules), in_project)
+    return Reader(is_user, tuple(modules), in_project, tuple(dict.fromkeys(callers)))
 
 
 def is_import_system(frame: FrameType) -> bool:

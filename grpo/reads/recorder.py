@@ -34,6 +34,8 @@ class ReadRecorder:
         self._touched: dict[str, tuple[int, int] | None] = {}
         self._status: set[tuple[str, str]] = set()
         self._variables: dict[str, str | None] = {}
+        self.by_module: dict[str, ReadRecorder] = {}
+        """Reads of the user's modules whose functions were in the stack."""
 
     def opened(self, path: str, *, writes: bool = False) -> None:
         """Record that a file was opened."""
@@ -72,12 +74,18 @@ class ReadRecorder:
 
         `roots` are the folders of the user's modules, from `roots_of`.
         """
+        return {name: current_digest(name) for name in self.names(exclude=exclude, roots=roots)} | self.variables()
+
+    def variables(self) -> dict[str, str | None]:
+        """Digests of the environment variables by name."""
+        return {f"{VARIABLE}{name}": digest for name, digest in sorted(self._variables.items())}
+
+    def names(self, *, exclude: tuple[Path, ...] = (), roots: Mapping[str, str] | None = None) -> list[str]:
+        """Names of the files and folders, without digests. See `digests`."""
         unchanged = {path for path, state in self._touched.items() if _state(path) == state}
         paths = {_source(path) for path in (self._read | unchanged) - self._written} | self._listed
         places = {("", path) for path in paths} | {seen for seen in self._status if seen[1] not in self._written}
-        names = sorted(f"{kind}{named(path, roots or {})}" for kind, path in places if _counts(path, exclude))
-        variables = {f"{VARIABLE}{name}": digest for name, digest in sorted(self._variables.items())}
-        return {name: current_digest(name) for name in names} | variables
+        return sorted(f"{kind}{named(path, roots or {})}" for kind, path in places if _counts(path, exclude))
 
 
 def changed(reads: Mapping[str, str | None]) -> list[str]:

@@ -7,13 +7,17 @@ environment variables, `os.stat`, and files that C++ or a program opens below th
 While a module is imported, its reads are recorded for the module, with the digest of that moment. This is needed
 because `WORDS = Path("words.txt").read_text()` at the top of a module runs once in a process, long before a stage calls
 its functions. Every stage that runs code of the module counts these reads.
+
+A function with a cache, and a variable that is filled at its first use, read a file once in a process as well. Each
+stage therefore also counts what the user's code has read earlier, in the checks before the run and in other stages that
+run one of its modules.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,7 +26,7 @@ from typing import Any
 from grpo.reads import environment, status
 from grpo.reads.frames import Reader, claim, is_import_system, reader
 from grpo.reads.modules import find_module, import_root, is_users
-from grpo.reads.names import renamed, roots_of, without
+from grpo.reads.names import current_digest, renamed, roots_of, without
 from grpo.reads.recorder import PROGRAMS, ReadRecorder, is_installed_code, note
 from grpo.reads.watch import existing_places, may_name, watched
 
@@ -45,6 +49,8 @@ class _ModuleReads:
 
     def __init__(self) -> None:
         self.digests: dict[str, str | None] = {}
+        self.earlier: dict[str, str | None] = {}
+        """What functions of the module have read in stages, and in checks before the run, that have ended."""
         self.unseen: set[str] = set()
         self._written: set[str] = set()
 
@@ -72,12 +78,33 @@ class StageReads:
     def digests(self, *, exclude: tuple[Path, ...] = ()) -> dict[str, str | None]:
         """Digests by name, see `grpo.reads.names`, without files in the folders `exclude`."""
         roots = _users_roots(self._modules)
-        digests = self._recorder.digests(exclude=exclude, roots=roots)
+        own = self._recorder.digests(exclude=exclude, roots=roots)
+        digests = dict[str, str | None]()
+        for module in self._modules:
+            if module in _modules:
+                kept = without(_modules[module].earlier, exclude)
+                digests |= {renamed(name, roots): digest for name, digest in kept.items()}
+        digests |= own
         for module in self._modules:
             if module in _modules:
                 kept = without(_modules[module].digests, exclude)
                 digests |= {renamed(name, roots): digest for name, digest in kept.items()}
+        self.remember(own)
         return digests
+
+    def remember(self, known: Mapping[str, str | None] | None = None) -> None:
+        """Count what the user's functions have read in later stages too, with the digests of now or `known` ones.
+
+        A function with a cache, and a variable that is filled at its first use, will not read it again.
+        """
+        roots = _users_roots(self._modules)
+        for module, recorder in self._recorder.by_module.items():
+            earlier = _modules.setdefault(module, _ModuleReads()).earlier
+            for name in recorder.names(roots=roots):
+                if name not in earlier:
+                    earlier[name] = known[name] if known is not None and name in known else current_digest(name)
+            for name, digest in recorder.variables().items():
+                earlier.setdefault(name, digest)
 
     @property
     def unseen(self) -> list[str]:
@@ -107,7 +134,13 @@ def recorded_reads(modules: Iterable[str] = (), texts: Iterable[str] = ()) -> It
                 folders = [*map(Path, _users_roots(modules).values()), *existing_places(texts)]
                 touched = watching.enter_context(watched(folders))
             with status.recorded(_looked_at):
-                yield StageReads(modules, recorder)
+                reads = StageReads(modules, recorder)
+                try:
+                    yield reads
+                except BaseException:
+                    with _unrecorded():
+                        reads.remember()  # for the next try
+                    raise
         with _unrecorded():
             for path in touched:
                 if recorder.has_met(path) or may_name(texts, path):
@@ -184,6 +217,8 @@ def _add(who: Reader, record: Callable[[ReadRecorder], object]) -> None:
     own = _recorder.get()
     for recorder in (own,) if own is not None else tuple(_active) if who.is_user else ():
         record(recorder)
+        for module in who.callers:
+            record(recorder.by_module.setdefault(module, ReadRecorder()))
     for module in who.modules:
         _modules.setdefault(module, _ModuleReads()).add(record)
 

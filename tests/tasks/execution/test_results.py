@@ -11,6 +11,7 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import PythonSource
 from grpo.errors import ArtifactError
+from grpo.reads import recording
 from grpo_tasks.execution.results import StageResult
 from grpo_tasks.execution.stage import stage
 from tests.doubles import put_file
@@ -56,8 +57,9 @@ def count(source: PythonSource, store: str) -> Counted:
 
 
 @pytest.fixture(autouse=True)
-def _no_calls() -> None:
+def _no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()
+    monkeypatch.setattr(recording, "_modules", {})  # what functions of this module have read in other tests
 
 
 def _stored(store: Path) -> Path:

@@ -48,6 +48,8 @@ class _State:
     is_command = False
     expired = False
     """A `time_limit` has expired, and its block is ending."""
+    limit: time_limit | None = None
+    """The `time_limit` of the main thread."""
 
 
 _state = _State()
@@ -208,6 +210,7 @@ class time_limit:
     def __enter__(self) -> time_limit:
         if self._is_main:
             self._previous = signal.signal(signal.SIGALRM, self._expire)
+            _state.limit = self
             self.renew()
         return self
 
@@ -215,7 +218,7 @@ class time_limit:
         if self._is_main:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._previous)
-            _state.expired = False
+            _state.expired, _state.limit = False, None
 
     def renew(self) -> None:
         """Count from now, unless it has expired."""
@@ -225,3 +228,9 @@ class time_limit:
     def _expire(self, signum: int, frame: FrameType | None) -> None:
         _state.expired = True
         raise Blocked(self._message)
+
+
+def renew() -> None:
+    """Count the `time_limit` of the main thread from now, if this is the main thread and it has one."""
+    if _state.limit is not None and threading.current_thread() is threading.main_thread():
+        _state.limit.renew()

@@ -36,6 +36,10 @@ class UserCodeError(GRPOError):
     """Code of the user raised an exception. The message says which one, and where."""
 
 
+REMEDY = "Correct it, and try it with `grpo train CONFIG --dry-run` or a test of your own"
+"""What to do about an exception of an environment or an agent."""
+
+
 class user_code:
     """Turn an exception that the block's code raises into `error`, with the place and the remedy in its message.
 

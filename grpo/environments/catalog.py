@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import inspect
 from collections.abc import Iterable
 
 from grpo.config.environments import (
@@ -36,6 +37,7 @@ from grpo.environments.users.user_model import open_user_model
 from grpo.environments.world import World
 from grpo.errors import BudgetError, DataError
 from grpo.scenario import Scenario
+from grpo.user_failures import REMEDY, user_code
 from grpo.user_objects import make_object
 
 WORLDS = (
@@ -131,6 +133,21 @@ def _simulated(settings: SimulatedUserSettings | TaskSettings) -> SimulatedUser:
     return SimulatedUser(patience=settings.patience, model=model)
 
 
+async def check_scenario(environment: Environment, scenario: Scenario) -> None:
+    """Let an environment check a scenario. Raises what it raises, or `UserCodeError` for an exception of its code."""
+    with user_code(f"scenario {scenario.id}: the environment's check", remedy=REMEDY, transient=True):
+        checking = environment.check(scenario)
+        if not inspect.isawaitable(checking):
+            raise TypeError("it is not async, so write it with `async def`")
+        await checking
+
+
+def verifies(environment: Environment, scenario: Scenario, *, judged: bool) -> bool:
+    """False if no episode of a scenario can have an outcome. Raises `UserCodeError` for an exception of its code."""
+    with user_code(f"scenario {scenario.id}: the environment's can_verify", remedy=REMEDY):
+        return environment.can_verify(scenario, judged=judged) is not False
+
+
 def unplayable_reasons(environment: Environment, scenarios: Iterable[Scenario]) -> dict[str, str]:
     """Reasons why scenarios cannot be played in the environment, by scenario id."""
     reasons: dict[str, str] = {}
@@ -138,7 +155,7 @@ def unplayable_reasons(environment: Environment, scenarios: Iterable[Scenario]) 
     async def check_all() -> None:
         for scenario in scenarios:
             try:
-                await environment.check(scenario)
+                await check_scenario(environment, scenario)
             except DataError as reason:
                 reasons[scenario.id] = str(reason)
 

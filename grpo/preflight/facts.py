@@ -16,7 +16,7 @@ from grpo.agents.catalog import make_agent
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import HubDataSource
-from grpo.environments.catalog import find_unplayable, make_environment_without_model
+from grpo.environments.catalog import find_unplayable, make_environment_without_model, verifies
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.identity.cache_identity import pin_models
@@ -196,7 +196,7 @@ class Facts:
 
         If an environment of the user's own verifies by itself, this is True, because only its episodes would show more.
         """
-        return self.environment().can_verify(scenario, judged=self.given.judge is not None) is not False
+        return verifies(self.environment(), scenario, judged=self.given.judge is not None)
 
     @_once
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -25,7 +25,7 @@ from grpo.config.gates import (
     with_metric,
 )
 from grpo.config.pipeline import PipelineConfig
-from grpo.environments.catalog import make_environment_without_model
+from grpo.environments.catalog import make_environment_without_model, verifies
 from grpo.errors import ConfigError, GRPOError
 from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.statistics import SHARE, interval
@@ -60,13 +60,13 @@ def settled(config: PipelineConfig, heldout: Sequence[Scenario]) -> PipelineConf
     """
     environment, judged = make_environment_without_model(config.environment), config.judge is not None
 
-    def verifies(scenario: Scenario) -> bool:
-        return environment.can_verify(scenario, judged=judged) is not False
+    def is_verified(scenario: Scenario) -> bool:
+        return verifies(environment, scenario, judged=judged)
 
     check_gate_scenarios(config.gates, heldout)
-    for error in _unverified(config, heldout, verifies):
+    for error in _unverified(config, heldout, is_verified):
         raise error
-    return config.model_copy(update={"gates": with_metric(config.gates, _metric(heldout, verifies))})
+    return config.model_copy(update={"gates": with_metric(config.gates, _metric(heldout, is_verified))})
 
 
 def _metric(heldout: Sequence[Scenario], verifies: Verifies) -> Metric:
@@ -219,8 +219,7 @@ def _gives_checks(facts: Facts, scenario: Scenario) -> bool:
 
     Without a judge, assertions are left out and other checks remain.
     """
-    environment = facts.environment()
-    return environment.can_verify(scenario, judged=True) is not False
+    return verifies(facts.environment(), scenario, judged=True)
 
 
 def gate_scenarios(facts: Facts) -> Iterator[Exception]:

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo.errors import PolicyError
+from grpo.errors import ConfigError, PolicyError
 from grpo.messages import END_OF_THINK, THINK, Message, Tool
 from grpo.renderers.chat_format import ChatFormat, form_of
 from grpo.renderers.encoding import Place, any_of, control_tokens, text_encoder
@@ -74,6 +74,8 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tools: Sequence[Tool] = ()) -> None:
         self.tokenizer = tokenizer
         self.tools = tuple(tools)
+        if (odd := next((tool for tool in self.tools if not isinstance(tool, Tool)), None)) is not None:
+            raise ConfigError(f"a tool is a {type(odd).__name__}. Make a grpo.Tool by grpo.tools.tool_from_function")
         variant, controls, declared = _inspect(tokenizer)
         _check_prefix(tokenizer, variant, tools)
         self._variant = variant

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from grpo import interrupts
 from grpo.copies import Copies, ScenarioCopies
 from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
@@ -168,6 +169,7 @@ class RewardFunction(ABC):
 
     async def _single(self, episode: Episode) -> RewardResult | Unscored:
         try:
+            interrupts.renew()  # rewards of several episodes may block one after the other
             with errors_at(f"sample {episode.context.sample}"), naming_columns(episode), reward_code(self.name):
                 returned: Any = self.compute_reward(episode.turns, episode.context)
                 result = await returned if inspect.isawaitable(returned) else returned

@@ -31,6 +31,8 @@ TIMEOUT_S = 1800.0
 _MARGIN_S = 2.0
 """Time after which a reward that waits is ended, beyond its limit: one that blocks is named first."""
 _SETTING = "rollout.reward_timeout_s"
+_LATE_STEPS = 16
+"""Steps of the event loop after the time of a group, in which its results may still arrive."""
 _GROUPS_AT_ONCE = 16
 """Groups scored at the same time: a reward that calls a server answers them together."""
 
@@ -155,22 +157,41 @@ async def _score_group(
     copies = None if scenario is None else ScenarioCopies(scenario)
     episodes = [Episode.of(trajectory, copies) for trajectory in finished]
     results: list[RewardResult | Unscored]
-    limit = asyncio.timeout(timeout_s + _MARGIN_S)
     with errors_at(f"scenario {finished[0].scenario_id}"):
         try:
-            async with limit:
-                with reward_code(reward.name):
-                    results = list(await reward.compute_group(episodes))
+            results = await _computed(reward, episodes, timeout_s)
         except Unscored as reason:
             results = [reason] * len(finished)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise RewardError(
-                f"reward {reward.name} took longer than {timeout_s:g} s ({_SETTING}). Correct it, or raise the setting"
-            ) from error
         remaining = iter(checked_results(results, episodes, reward.name))
     return [trajectory if trajectory.stop == "failed" else _scored(trajectory, next(remaining)) for trajectory in group]
+
+
+async def _computed(
+    reward: RewardFunction, episodes: Sequence[Episode], timeout_s: float
+) -> list[RewardResult | Unscored]:
+    """Results of a group. Raises `RewardError` if the reward waits for longer than its time.
+
+    Rewards of other groups that block the event loop make the time pass too. Their groups have been computed when the
+    loop runs again, but the loop notices the time first.
+    """
+
+    async def compute() -> list[RewardResult | Unscored]:
+        with reward_code(reward.name):
+            return list(await reward.compute_group(episodes))
+
+    work = asyncio.create_task(compute())
+    try:
+        await asyncio.wait({work}, timeout=timeout_s + _MARGIN_S)
+        for _ in range(_LATE_STEPS):
+            if not work.done():
+                await asyncio.sleep(0)
+        if work.done():
+            return work.result()
+    finally:
+        work.cancel()
+    raise RewardError(
+        f"reward {reward.name} took longer than {timeout_s:g} s ({_SETTING}). Correct it, or raise the setting"
+    )
 
 
 async def _renew(limit: interrupts.time_limit) -> None:

@@ -20,6 +20,7 @@ from grpo import progress
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import EpisodeSettings, RolloutSettings
 from grpo.copies import ScenarioCopies
+from grpo.environments.catalog import check_scenario
 from grpo.environments.environment import Environment
 from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.policy.policy import Policy, Sampling, Session
@@ -31,12 +32,9 @@ from grpo.rollout.timeouts import Timeouts
 from grpo.scenario import Scenario
 from grpo.scenarios.split import Split
 from grpo.trajectories import Trajectory
-from grpo.user_failures import is_exception, user_code
+from grpo.user_failures import REMEDY, is_exception, user_code
 
 logger = logging.getLogger(__name__)
-
-
-REMEDY = "Correct it, and try it with `grpo train CONFIG --dry-run` or a test of your own"
 
 
 @asynccontextmanager
@@ -285,8 +283,7 @@ def check_agent(agent: MultiTurnAgent, renderer: Renderer) -> None:
 async def check_scenarios(environment: Environment, scenarios: Sequence[ScenarioCopies]) -> None:
     """Let the environment check the scenarios before their episodes begin."""
     for copies in scenarios:
-        with user_code(f"scenario {copies.scenario.id}: the environment's check", remedy=REMEDY, transient=True):
-            await environment.check(copies.copy())
+        await check_scenario(environment, copies.copy())
 
 
 def first_failure(failure: BaseException) -> BaseException:

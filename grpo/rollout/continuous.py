@@ -29,13 +29,13 @@ from grpo.copies import ScenarioCopies
 from grpo.environments.environment import Environment
 from grpo.policy.policy import ContinuousSampler, ContinuousSession, Policy, Sampling
 from grpo.renderers.chat_template import Renderer
-from grpo.rollout.collect import REMEDY, check_agent, check_scenarios, sample_seed, served, warn_of_overridden
+from grpo.rollout.collect import check_agent, check_scenarios, sample_seed, served, warn_of_overridden
 from grpo.rollout.episode import run_episode
 from grpo.rollout.timeouts import Timeouts
 from grpo.rollout.windows import Group, GroupQueue, Window
 from grpo.scenario import Scenario
 from grpo.trajectories import PolicySpan, Trajectory
-from grpo.user_failures import UserCodeError
+from grpo.user_failures import REMEDY, UserCodeError
 
 
 @dataclass(frozen=True, slots=True)

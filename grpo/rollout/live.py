@@ -20,10 +20,10 @@ from queue import SimpleQueue
 from grpo.policy.policy import Policy
 from grpo.policy.servers.server import WrongWeights
 from grpo.reads.recording import StageReads
-from grpo.rollout.collect import REMEDY, first_failure
+from grpo.rollout.collect import first_failure
 from grpo.rollout.continuous import ContinuousRollout
 from grpo.rollout.windows import Window
-from grpo.user_failures import is_exception, user_code
+from grpo.user_failures import REMEDY, is_exception, user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,6 +206,22 @@ def test_a_reward_that_never_ends_ends_the_run(function: Callable[..., object], 
         list(score(rollout, FunctionReward(function), timeout_s=0.2))
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_time_of_a_reward_counts_for_one_group(is_async: bool):
+    """Twelve groups of two episodes, each of which blocks for 0.2 s: more time than a group has, altogether."""
+
+    def slow(turns: Sequence[Message]) -> float:
+        threading.Event().wait(0.2)
+        return 1.0
+
+    async def blocking(turns: Sequence[Message]) -> float:
+        return slow(turns)
+
+    rollout = [_trajectory("a", scenario_id=f"s{number}", sample=sample) for number in range(12) for sample in range(2)]
+    scored = list(score(rollout, FunctionReward(blocking if is_async else slow), timeout_s=2.0))
+    assert [trajectory.total_reward for trajectory in scored] == [1.0] * 24
+
+
 def test_metadata_that_json_lacks_leave_the_episode_unscored():
     """NaN, which the table of the rollout does not have; the other episode keeps its score."""
 

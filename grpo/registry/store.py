@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from grpo.artifacts import Artifact, ArtifactStore, store_of
+from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import AddressError, RegistryError, SignatureError
 from grpo.policy.weights.promotion_records import CANDIDATE, Actor, ChampionChange
 from grpo.policy.weights.registered import (
@@ -153,16 +153,10 @@ class Registry:
         return verified_folder(self.tracking_uri, version)
 
     def verify(self, version: ModelVersion) -> None:
-        """Raise `ArtifactError` unless the registered model matches its digest, and so does the checkpoint.
-
-        The server loads the checkpoint. It is compared if its store is a folder of this machine.
-        """
+        """Raise `ArtifactError` unless the registered model, and the checkpoint that is served, match their digests."""
+        version.verify_checkpoint()
         with self.model_folder(version):
             pass
-        if "checkpoint_uri" in version.tags:
-            store = store_of(version.checkpoint)
-            if store.is_local and Path(store.root).is_dir():
-                store.path(store.own(version.checkpoint))
 
     def aliases(self, version: ModelVersion) -> list[str]:
         """Aliases of a version."""
@@ -365,7 +359,6 @@ class Registry:
             self._describe(model)
 
     def _verifier(self, model: str) -> Callable[[int], None]:
-        """Check of a version's files before it becomes champion."""
         return lambda version: self.verify(self._version(model, version))
 
     def _checks(self, model: str, version: int) -> dict[str, float | None]:

@@ -129,7 +129,7 @@ def registered_model(client: MlflowClient, model: str) -> RegisteredModel:
     from mlflow.exceptions import MlflowException
 
     try:
-        found = client.get_registered_model(model)
+        registered = client.get_registered_model(model)
     except MlflowException as error:
         if is_absent(error):
             _check_same(client.tracking_uri, model, None)
@@ -138,8 +138,8 @@ def registered_model(client: MlflowClient, model: str) -> RegisteredModel:
                 "registers its model when it ends"
             ) from error
         raise
-    _check_same(client.tracking_uri, model, found.creation_timestamp)
-    return found
+    _check_same(client.tracking_uri, model, registered.creation_timestamp)
+    return registered
 
 
 def state_of(client: MlflowClient, model: RegisteredModel) -> PromotionState:

@@ -27,11 +27,12 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from grpo.artifacts import Artifact
+from grpo.artifacts import Artifact, store_of
 from grpo.config.version_tags import SIGNATURE, SIGNED
 from grpo.errors import AddressError, ArtifactError, ConfigError, SignatureError, printable
 from grpo.policy.weights.promotion_records import (
@@ -103,6 +104,13 @@ class ModelVersion(Document):
             raise AddressError(
                 f"{self.address} has no tag {error}, because no run of this pipeline registered it"
             ) from error
+
+    def verify_checkpoint(self) -> None:
+        """Raise `ArtifactError` unless the checkpoint matches its digest, if its store is a folder of this machine."""
+        if "checkpoint_uri" in self.tags:
+            store = store_of(self.checkpoint)
+            if store.is_local and Path(store.root).is_dir():
+                store.path(store.own(self.checkpoint))
 
     @property
     def is_model_alone(self) -> bool:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from grpo.artifacts import ArtifactStore
 from grpo.errors import AddressError, ArtifactError, RegistryError, StorageError
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import ModelVersion, Registry
 from grpo.registry.chat_model import requirements
+from tests.doubles import put_file
 from tests.grpo.registry.making import ANNA, make_provenance, put_version, serving
 from tests.grpo.registry.test_promotions import Dying, Killed
 from tests.places import ROOT
@@ -73,6 +76,25 @@ def test_a_registered_model_is_verified_by_its_digest(registry: Registry, policy
     with pytest.raises(ArtifactError, match="is damaged"):
         registry.verify(version)
     (folder / "extra.py").unlink()
+
+
+def test_the_checkpoint_that_is_served_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A rollback would put a version into service that no server can load. A store of another machine is not here."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
+    store = ArtifactStore(str(tmp_path / "store"))
+    checkpoint = put_file(store, "checkpoint", ".safetensors", lambda path: path.write_bytes(b"weights"))
+    tags = {"checkpoint_uri": checkpoint.uri, "checkpoint_sha256": checkpoint.sha256}
+    version = ModelVersion(name="served", version=1, run_id="r", source="file:///nowhere", tags=tags)
+    version.verify_checkpoint()
+    Path(checkpoint.uri).chmod(0o600)
+    Path(checkpoint.uri).write_bytes(b"weightz")
+    with pytest.raises(ArtifactError, match="damaged"):
+        version.verify_checkpoint()
+    Path(checkpoint.uri).unlink()
+    with pytest.raises(ArtifactError):
+        version.verify_checkpoint()
+    shutil.rmtree(tmp_path / "store")
+    version.verify_checkpoint()
 
 
 def test_a_damaged_version_is_not_promoted(registry: Registry, policy: TransformersPolicy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated
 
@@ -64,7 +65,8 @@ def main(
 def run() -> None:
     """Run the command of this process. A program that calls `app` instead keeps its own signal handlers."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 fails no run
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 fails no run
+            with suppress(OSError):  # of a stream that says that it can seek, and cannot
+                stream.reconfigure(errors="backslashreplace")
     end_by_signals()  # so that started servers are also stopped on SIGTERM, and not only on Ctrl-C
     app(prog_name="grpo")

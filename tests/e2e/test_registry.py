@@ -99,7 +99,7 @@ def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version:
     """As tables for people, and as one document with the whole config."""
     shown = grpo("lineage", f"models:/{MODEL}@champion")
     assert shown.exit_code == 0, shown.output
-    for told in ("commit", "seed", "trained from policy", "promote, forced", "I like it"):
+    for told in ("commit", "seed", "trained from policy", "promote: version", ", forced, by", "I like it"):
         assert told in " ".join(shown.output.split()), told
     document = json.loads(grpo("lineage", f"models:/{MODEL}@champion", "--json").stdout)
     (gate,) = config.gates

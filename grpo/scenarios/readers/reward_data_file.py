@@ -163,7 +163,7 @@ def _messages(column: str, value: Any) -> list[Message]:
     except ValueError as error:
         raise ValueError(f"column {column} holds no messages: {error}") from error
     if any(message.tool_calls or message.role == "tool" for message in logged):
-        raise ValueError(f"column {column} has tool calls, and preference pairs have only texts")
+        raise ValueError(f"tool calls in a pair: column {column} has some, and preference pairs have only texts")
     return [Message(role=message.role, content=message.content) for message in logged]
 
 

@@ -38,7 +38,7 @@ REFUSED_CPU_S = 1.0
 FOR_NOW = frozenset({429, 500, 503})
 """Statuses of requests that may be admitted later, 500 among them, because a text may be what makes a renderer fail.
 They are charged only if a body was read."""
-STATUSES = frozenset({400, 403, 404, 405, 408, 409, 410, 411, 413, 415, 422}) | FOR_NOW
+STATUSES = frozenset({400, 403, 404, 405, 408, 409, 410, 411, 413, 415, 422, 426}) | FOR_NOW
 PENALTY_S = 1.0
 """Shortest delay of a refusal after a key has used up its budget or its number of WebSockets."""
 UNAUTHENTICATED_PER_SECOND = 20

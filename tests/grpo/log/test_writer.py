@@ -354,6 +354,7 @@ def test_days_before_the_retention_are_deleted(tmp_path: Path):
 
 def test_files_are_readable_by_their_owner_alone(tmp_path: Path):
     """Segments, tables and erasures, whatever the umask is."""
+    (tmp_path / "home").mkdir()
     folder, before = tmp_path / "new" / "log", os.umask(0)
     modes: dict[str, set[int]] = {}
 

@@ -163,7 +163,7 @@ def test_a_bad_record_is_quarantined_with_its_reason_and_the_others_are_read(
         (
             [{**messages("a", "b")[1], "tool_calls": [CALL]}],
             messages("a", "no"),
-            "has tool calls, and preference",
+            "tool calls in a pair",
         ),
         ("[{", messages("a", "no"), "column chosen is not JSON"),
         (messages("a", "yes"), [], "no reply at the end of column rejected"),

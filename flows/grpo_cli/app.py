@@ -66,7 +66,7 @@ def run() -> None:
     """Run the command of this process. A program that calls `app` instead keeps its own signal handlers."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that is not UTF-8 fails no run
-            with suppress(OSError):  # of a stream that says that it can seek, and cannot
+            with suppress(OSError):  # some streams report that they can seek, but cannot
                 stream.reconfigure(errors="backslashreplace")
     end_by_signals()  # so that started servers are also stopped on SIGTERM, and not only on Ctrl-C
     app(prog_name="grpo")

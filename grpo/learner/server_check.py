@@ -16,7 +16,7 @@ from grpo.policy.transformers.model import TransformersPolicy
 
 
 def turn_fault(policy: TransformersPolicy, request: TurnRequest, reply: TurnReply) -> str | None:
-    """What is wrong with the log-probabilities of a turn, or None if the policy gives the same.
+    """Describe how the log-probabilities of a turn differ from the policy's, or return None if they do not.
 
     They may differ by `TOLERANCE` nats, because servers sum in another order. The policy is in float32.
     """

@@ -68,8 +68,8 @@ class ErasureReceipt(Document):
 class ReceiptFile:
     """Receipt of an erasure in progress.
 
-    If an earlier attempt left an incomplete receipt, this one continues it. There is no receipt as long as nothing of
-    the subject was found.
+    If an earlier attempt left an incomplete receipt, this one continues it. A receipt is written as soon as something
+    of the subject is found.
     """
 
     def __init__(self, folder: Path, subject: Erasure) -> None:
@@ -123,7 +123,7 @@ class ReceiptFile:
 def _earlier(folder: Path, subject: Erasure) -> ErasureReceipt | None:
     """Last receipt of this subject, else of the last document that names it, or None if there is neither.
 
-    If a process was killed after it wrote the document, there is no receipt for it, so an empty one is returned.
+    If a process was killed after it wrote the document, the receipt is missing, so an empty one is returned.
     """
     receipts = {path.stem: _read(path) for path in (folder / ERASURES / RECEIPTS).glob("*.json")}
     own = [receipt for receipt in receipts.values() if receipt.subject_hash == _subject_hash(subject)]

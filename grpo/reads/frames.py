@@ -31,7 +31,7 @@ class Reader:
     in_project: bool
     """True if a frame is this project's."""
     callers: tuple[str, ...] = ()
-    """Modules of the user's whose functions are in the stack."""
+    """Modules of the user's with a function in the stack."""
 
 
 def claim(module: str) -> None:

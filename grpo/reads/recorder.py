@@ -35,7 +35,7 @@ class ReadRecorder:
         self._status: set[tuple[str, str]] = set()
         self._variables: dict[str, str | None] = {}
         self.by_module: dict[str, ReadRecorder] = {}
-        """Reads of the user's modules whose functions were in the stack."""
+        """Reads by module of the user's, if one of its functions was in the stack."""
 
     def opened(self, path: str, *, writes: bool = False) -> None:
         """Record that a file was opened."""

@@ -50,7 +50,7 @@ class _ModuleReads:
     def __init__(self) -> None:
         self.digests: dict[str, str | None] = {}
         self.earlier: dict[str, str | None] = {}
-        """What functions of the module have read in stages, and in checks before the run, that have ended."""
+        """Reads of the module's functions in earlier stages and in the checks before the run."""
         self.unseen: set[str] = set()
         self._written: set[str] = set()
 

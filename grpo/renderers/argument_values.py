@@ -71,7 +71,7 @@ def _literal(raw: str) -> Any:
 def _choices(schema: Any, definitions: Mapping[str, Any], references: int) -> Iterator[dict[str, Any]]:
     """Types, enums and constants that a schema accepts. An empty one accepts every value.
 
-    The schema may be a stranger's: what is no JSON schema in it restricts nothing.
+    The schema may come from a client. Parts of it that are not valid JSON schema restrict nothing.
     """
     name = _object(schema).get("$ref")
     if isinstance(name, str):

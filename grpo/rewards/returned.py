@@ -1,4 +1,4 @@
-"""What the user's code returns for a score: numbers of Python, NumPy and torch, truth values, and a number per turn.
+"""Conversion of scores that the user's code returns: numbers of Python, NumPy and torch, truth values, one per turn.
 
 0.5   np.float32(0.5)   torch.tensor(0.5)   →  0.5
 True                                        →  1.0

@@ -12,7 +12,7 @@ The function is called once for the group of a scenario, as TRL 1.16 calls it, w
     log_metric, log_extra    functions; both are kept in the metadata of the scores
 
 None, as in TRL, leaves this component out of that episode's sum (there by `nansum`). NaN is an error. Episodes that
-failed are not in the group. `trainer_state` is refused, because there is no trainer when rewards are computed, and the
+failed are not in the group. `trainer_state` is refused, because no trainer exists when rewards are computed, and the
 same reward must compare champion and candidate.
 
 https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function

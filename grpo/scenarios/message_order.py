@@ -36,7 +36,7 @@ def find_order(rows: Sequence[Row], group: str | None) -> str | list[str] | None
     is a list of both columns. Times of day without a date only tell whether the newest message comes first.
 
     All values of the column are times or numbers, and they differ within conversations, because the time of a ticket
-    is the same in all of its rows. If there is no such column, the time of creation is taken as it is. If the reader
+    is the same in all of its rows. Without such a column, the time of creation is taken as it is. If the reader
     cannot read it, it refuses the rows instead of keeping an order that may be wrong.
     """
     places = dict.fromkeys(place for row in rows for place in row)

@@ -159,7 +159,7 @@ def _erase_copies(
             skipped.append(f"the store {address}")
         elif address != str(home / "artifacts") and present_address(address) == address:
             failed.append(
-                f"the store {address} was not searched, because there is no such folder. Mount its disk, or correct "
+                f"the store {address} was not searched, because the folder does not exist. Mount its disk, or correct "
                 f"its name{forgetting(home, address)}"
             )
     own = partial(erase_from_home, home, mentions, erased=receipt.artifacts, log=folder)

@@ -507,7 +507,7 @@ def test_a_folder_of_a_store_that_is_not_there_is_no_searched_store(retrained: R
     """A misspelt --store, a disk that is not mounted, and a home that does not exist."""
     typo, unmounted = tmp_path / "typo", tmp_path / "disk"
     remember_store(retrained.home, str(unmounted))
-    with pytest.raises(StorageError, match="there is no such folder") as caught:
+    with pytest.raises(StorageError, match="the folder does not exist") as caught:
         erase(retrained.log, user="anna", home=retrained.home, stores=[str(typo)])
     assert str(typo) in str(caught.value)
     assert re.search(rf"the store {unmounted} was not searched.*remove \S+\.address", str(caught.value))

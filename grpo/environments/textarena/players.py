@@ -85,8 +85,8 @@ def _frozen_lake(env: Any) -> list[str]:
 def _lights_out(env: Any) -> list[str]:
     """Fewest presses, in the order of rows.
 
-    The presses of the first row decide those of each next row, which must put out the lights that are still on in the
-    row above. A choice of the first row solves the puzzle if it leaves the last row dark.
+    The presses of the first row decide the presses of each next row, because each row must put out the lights that
+    are still on in the row above. A choice of the first row solves the puzzle if it leaves the last row dark.
     """
     solutions = []
     for first in product((False, True), repeat=env.size):

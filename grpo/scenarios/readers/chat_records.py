@@ -55,7 +55,7 @@ _FIRST_LISTS = {"openai_messages": ("messages",), "sharegpt": ("conversations",)
 _LABELS = ("label", "kto_tag")
 """Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
 _VERDICTS = (*_LABELS, "rating", "feedback", "thumbs", "vote", "verdict")
-"""Keys of which a word may say it too. A number under the others is e.g. a number of stars, and no label."""
+"""Keys under which a word is a label too. A number under a key that is not in `_LABELS` may be a number of stars."""
 _WORDS = {
     **dict.fromkeys(("good", "desirable", "desired", "accepted", "approved", "like", "thumbs_up"), True),
     **dict.fromkeys(("bad", "undesirable", "undesired", "rejected", "dislike", "thumbs_down"), False),

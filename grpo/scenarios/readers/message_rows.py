@@ -357,7 +357,7 @@ def _messages(row: Mapping[str, Any], settings: MessageRows) -> list[LoggedMessa
 
 
 def _is_printed_text(cell: str, value: Any) -> bool:
-    """True for a list as Python prints it, which somebody wrote as a text. A list of a message's parts is no text."""
+    """True for a message text that looks like a list printed by Python. A list of message parts is parsed instead."""
     types = {part.get("type") for part in value if isinstance(part, dict)} if isinstance(value, list) else set()
     return cell.lstrip().startswith(("[{'", "['")) and not types <= _PRINTED_PARTS
 

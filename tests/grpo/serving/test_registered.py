@@ -17,6 +17,7 @@ from grpo.errors import AddressError, RegistryError, SignatureError
 from grpo.messages import Message
 from grpo.policy.renderer import make_renderer
 from grpo.policy.tokenizer import load_tokenizer
+from grpo.registry import ModelVersion, Registry
 from grpo.serving.engine.registered import WatchedVersion, fixed_model
 from grpo_tasks.registry import registry
 from tests import waiting
@@ -174,14 +175,19 @@ def test_a_server_logs_that_the_champion_was_deleted(home: Path, tiny_folder: Pa
     assert f"was moved by hand to version {other.version}, and the version that was promoted was deleted" in caplog.text
 
 
-def test_a_look_up_notices_that_the_champion_was_replaced(home: Path, tiny_folder: Path):
-    """By a rollback after the champion was deleted. A deleted champion by itself is no other version to load."""
+def _two_promoted(home: Path, tiny_folder: Path) -> tuple[Registry, ModelVersion, WatchedVersion]:
+    """A model with two promoted versions of the same files, and a look-up of its champion."""
     models, first = registry(), registered(home, tiny_folder)
     tags = models.client.get_model_version(first.name, str(first.version)).tags
     models.client.create_model_version(first.name, source=first.source, run_id=first.run_id, tags=tags)
     for version in (1, 2):
         put_into_service(models, first.name, version)
-    source = WatchedVersion(models, f"models:/{first.name}@champion")
+    return models, first, WatchedVersion(models, f"models:/{first.name}@champion")
+
+
+def test_a_look_up_notices_that_the_champion_was_replaced(home: Path, tiny_folder: Path):
+    """By a rollback after the champion was deleted. A deleted champion by itself is no other version to load."""
+    models, first, source = _two_promoted(home, tiny_folder)
     assert source(f"{first.name}/2") is None
     assert not source.is_changed()
     models.client.delete_model_version(first.name, "2")
@@ -194,12 +200,7 @@ def test_a_look_up_notices_that_the_champion_was_replaced(home: Path, tiny_folde
 
 def test_a_server_notices_that_the_last_promotion_was_removed(home: Path, tiny_folder: Path):
     """After a rollback somebody removes its record and moves the alias back: the version before stays out."""
-    models, first = registry(), registered(home, tiny_folder)
-    copied = models.client.get_model_version(first.name, str(first.version)).tags
-    models.client.create_model_version(first.name, source=first.source, run_id=first.run_id, tags=copied)
-    for version in (1, 2):
-        put_into_service(models, first.name, version)
-    source = WatchedVersion(models, f"models:/{first.name}@champion")
+    models, first, source = _two_promoted(home, tiny_folder)
     models.promotions(first.name).rollback(reason="refunds twice", by=ANNA)
     served = source("")
     assert served is not None

@@ -105,7 +105,7 @@ def _by_id(document: dict[str, Any]) -> list[Any]:
 
 
 def _is_chat(value: Any) -> bool:
-    """True for a list of messages, and no table with a column that tells to which chat a message belongs."""
+    """True for the messages of one chat. False for a table in which a column names the chat of each message."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return False
     if not all(_is_message(item) or is_serialized(item) or is_item(item) for item in value):
@@ -169,7 +169,7 @@ def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:
 
 
 def has_lines(path: Path) -> bool:
-    """True if a file has one record per line. `read_objects` describes files whose names do not show it."""
+    """True if a file has one record per line. `read_objects` describes how files with other names are read."""
     with open_json(path) as file:
         lines = (line for line in iter(partial(file.readline, LONGEST_LINE), b"") if line.strip())
         first, has_more = next(lines, b""), next(lines, None) is not None

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from grpo.copies import Copies
 from grpo.errors import DataError, OutcomeError
 from grpo.messages import Message
+from grpo.user_numbers import finite_number
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -96,9 +97,8 @@ class Outcome:
                 "Success is None if a part is not judged, or if there is a state and nothing is verified"
             )
         if self.reward is not None:
-            is_text = isinstance(self.reward, (str, bytes)) or not hasattr(self.reward, "__float__")
-            reward = math.nan if is_text else float(self.reward)
-            if not math.isfinite(reward):
+            reward = finite_number(self.reward)
+            if reward is None:
                 raise OutcomeError(f"the environment's reward is {self.reward!r:.200}. Return a finite number, or None")
             object.__setattr__(self, "reward", reward)  # of NumPy and torch, which a table does not take
 

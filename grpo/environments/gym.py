@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +30,7 @@ from grpo.object_state import save_state
 from grpo.scenario import Scenario
 from grpo.scenarios.columns import accepted, columns
 from grpo.trajectories import Outcome
+from grpo.user_numbers import finite_number
 
 _TEXTS = ("text", "message", "observation", "content", "prompt", "output", "result")
 """Names of the text in an observation that is an object."""
@@ -151,11 +151,11 @@ class GymEnvironment(Environment):
             raise DataError(
                 f"{self._name}.step returned {shown}. Return observation, reward, terminated, truncated and info"
             )
-        number = 0.0 if reward is None else reward
-        if isinstance(number, str) or not hasattr(number, "__float__") or not math.isfinite(float(number)):
+        number = 0.0 if reward is None else finite_number(reward)
+        if number is None:
             raise OutcomeError(f"{self._name}.step returned the reward {reward!r}. Return a finite number")
         is_over, is_cut = self._flag(ended, "the end"), bool(cut) and self._flag(cut[0], "the cut")
-        return observation, float(number), is_over, is_cut, info if isinstance(info, Mapping) else {}
+        return observation, number, is_over, is_cut, info if isinstance(info, Mapping) else {}
 
     def _flag(self, value: Any, what: str) -> bool:
         flag = False if value is None else as_flag(value)

@@ -16,7 +16,6 @@ https://huggingface.co/docs/trl/openenv
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +28,7 @@ from grpo.object_state import save_state
 from grpo.scenario import Scenario
 from grpo.scenarios.columns import accepted, columns
 from grpo.trajectories import Outcome
+from grpo.user_numbers import finite_number
 
 _RESERVED = ("reset", "get_reward")
 
@@ -143,9 +143,10 @@ class TRLEnvironment(Environment):
         if not hasattr(instance, "get_reward"):
             return None
         value = await _result(instance.get_reward, {})
-        if isinstance(value, str) or not hasattr(value, "__float__") or not math.isfinite(float(value)):
+        number = finite_number(value)
+        if number is None:
             raise OutcomeError(f"{self._name}.get_reward returned {value!r}. Return a finite number")
-        return float(value)
+        return number
 
 
 def _tool_names(instance: object) -> list[str]:

@@ -9,29 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Complex, Real
 from typing import Any
 
 from grpo.errors import RewardError
 from grpo.user_failures import shown
-
-
-def as_number(value: Any) -> float | None:
-    """The value as a float, or None if it is not a single number.
-
-    Arrays and tensors count only if they have no dimension, because one with a single entry may be a list.
-    """
-    if getattr(value, "shape", ()) != () or (isinstance(value, Complex) and not isinstance(value, Real)):
-        return None
-    if isinstance(value, (str, bytes)) or getattr(getattr(value, "dtype", None), "kind", "") in ("U", "S"):
-        return None  # a text of NumPy has `__float__`
-    if not hasattr(value, "__float__"):
-        return None
-    detached = value.detach() if hasattr(value, "detach") else value  # torch warns of a gradient that is lost
-    try:
-        return float(detached)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None
+from grpo.user_numbers import as_number
 
 
 def as_numbers(value: Any) -> tuple[float, ...] | None:

@@ -19,12 +19,13 @@ from grpo.copies import Copies, ScenarioCopies
 from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards.parameters import Parameters
-from grpo.rewards.returned import as_number, as_numbers, per_turn
+from grpo.rewards.returned import as_numbers, per_turn
 from grpo.scenario import Scenario
 from grpo.scenarios.columns import columns, describe_columns, require_columns
 from grpo.strict_json import is_text
 from grpo.trajectories import Outcome, Stop, Trajectory
 from grpo.user_failures import on_one_line, shown, user_code
+from grpo.user_numbers import as_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

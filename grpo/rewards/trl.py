@@ -31,10 +31,10 @@ from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
 from grpo.messages import Message
 from grpo.object_state import load_state
 from grpo.rewards.parameters import refuse_other_contract
-from grpo.rewards.returned import as_number
 from grpo.rewards.reward import Episode, GroupReward, RewardResult, errors_at, naming_columns
 from grpo.scenarios.columns import accepted, columns, require_columns
 from grpo.user_failures import shown, user_code
+from grpo.user_numbers import as_number
 from grpo.user_objects import bind
 
 _PASSED = ("prompt", "completion", "completion_ids")

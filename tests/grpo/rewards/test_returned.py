@@ -19,11 +19,11 @@ from grpo.learner.credit_assignment import token_rewards
 from grpo.messages import Message
 from grpo.rewards.composite import CompositeReward, MultiObjectiveReward, as_reward
 from grpo.rewards.hacking.check import probe_reward
-from grpo.rewards.returned import as_number
 from grpo.rewards.reward import Episode, FunctionReward, RewardContext, RewardFunction, RewardResult, check_columns
 from grpo.rewards.score import score
 from grpo.scenario import Metadata, Scenario
 from grpo.trajectories import Trajectory, TrajectoryGroup, Turn
+from grpo.user_numbers import as_number
 from tests.doubles import make_trajectory
 
 SCENARIO = Scenario(
